@@ -58,6 +58,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 # --- the compiled build -------------------------------------------------------------------------
 made.requests_can_be_copied()
+if made.IS_COMPILED:
+    from emu.testing import Bench
+
+    Bench.before_fakes = staticmethod(made.takes_the_place_of_compiled_code)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Every module of emu is reached from a command, the Python API or a configuration."""
+"""Every module of emu is reached from a command, the Python API (`emu.testing`) or a configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ENTRIES = ("emu", "emu.__main__", "emu.entry", "emu.cli", "emu.api")
+ENTRIES = ("emu", "emu.__main__", "emu.entry", "emu.cli", "emu.api", "emu.testing")
 
 
 def modules() -> dict[str, Path]:

@@ -5,8 +5,8 @@ state, and perhaps when the replica looks up next. *Posted* events wait in the m
 next boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
 KV that has arrived, cancellations, then what faults do to the memory.
 
-Events are data: who waits for an answer puts a number of its own into the event (`Asked`), and the
-replica's `Reply` carries it back. `to_plain` writes any of them down.
+Events are data: an actor that waits for an answer puts a number of its own into the event
+(`Asked`), and the replica's `Reply` carries it back. `to_plain` writes any of them down.
 
 That what is in flight ends (an iteration, a layer) is no event: it is two thirds of all that
 happens, carries nothing, and concerns nothing but the flight itself (`flight/`).
@@ -64,7 +64,7 @@ Asker: TypeAlias = Literal["migrator", "injector"]
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """Who waits for the answer to an event, and the number by which it knows what it has asked."""
+    """The actor that waits for an answer, and the number by which it knows what it has asked."""
 
     by: Asker
     number: int

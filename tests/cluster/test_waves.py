@@ -16,9 +16,9 @@ from emu.latency.base import BatchShape
 from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
 from emu.runs.runner import adjust, execute
+from emu.testing import Bench
 from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
-from tests.replica.fakes import Bench
 from tests.shared_data import SHARED, needs_shared
 
 MOE = "Qwen/Qwen3-30B-A3B-Instruct-2507"

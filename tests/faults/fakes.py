@@ -20,8 +20,8 @@ from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
+from emu.testing import Bench
 from tests.migration.fakes import FakeActor, FakeWorld
-from tests.replica.fakes import Bench
 
 S = ReplicaState
 
@@ -39,7 +39,7 @@ class ActingActor(FakeActor):
         for action in self.bench.tell(event):
             if isinstance(action, act.Move):
                 before = replica.state
-                self.bench._move(action)
+                self.bench.move(action)
                 self.world.moved.append((replica.replica_id, before, replica.state))
                 self.world.injector.on_moved(replica, before)
             elif isinstance(action, act.CloseLock):

@@ -18,8 +18,8 @@ from emu.config.faultkinds import FAULT_KINDS as CATALOGUE
 from emu.errors import InputError
 from emu.replica.states import ReplicaState
 from emu.request import Status
+from emu.testing import request
 from tests.faults.fakes import FakeScaler, World
-from tests.replica.fakes import request
 
 S = ReplicaState
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ from emu.network.placement import Fate
 from emu.replica import events as ev
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
+from emu.testing import request
 from tests.faults.fakes import World
-from tests.replica.fakes import request
 
 S = ReplicaState
 MACHINE = (S.PREFILL, S.PREFILL, S.DECODE, S.DECODE)

@@ -13,8 +13,8 @@ from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import LOADING, ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
+from emu.testing import request
 from tests.faults.fakes import FakeQueue, World
-from tests.replica.fakes import request
 
 S = ReplicaState
 

@@ -13,7 +13,7 @@ from emu.replica.live_scaling import abandon
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
-from tests.replica.fakes import Bench, request
+from emu.testing import Bench, request
 
 S = ReplicaState
 

@@ -9,7 +9,7 @@ from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound
 from emu.replica.relay_board import SplitBatch
 from emu.request import Request, Status
-from tests.replica.fakes import request
+from emu.testing import request
 
 A = TypeVar("A", bound=msg.Action)
 

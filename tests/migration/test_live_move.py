@@ -10,8 +10,8 @@ from emu.errors import UnexpectedEvent
 from emu.migration import live_move as mov
 from emu.migration.live_move import HANDLERS, ROUNDS_MAX, LiveMove, Phase, ignore
 from emu.request import Status
+from emu.testing import request
 from tests.migration.machines import kinds
-from tests.replica.fakes import request
 
 P = Phase
 EVENTS: tuple[mov.Event, ...] = (

@@ -6,7 +6,7 @@ import pytest
 
 from emu.replica import events as ev
 from emu.replica.states import ReplicaState
-from tests.replica.fakes import STEP_NS, Bench, request
+from emu.testing import STEP_NS, Bench, request
 from tests.replica.stage import US, Stage
 
 S = ReplicaState

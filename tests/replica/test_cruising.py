@@ -12,7 +12,7 @@ from emu.replica import actions as act
 from emu.replica import events as ev
 from emu.replica.flight.base import Sort
 from emu.replica.states import ReplicaState
-from tests.replica.fakes import STEP_NS, Bench, request
+from emu.testing import STEP_NS, Bench, request
 
 pytestmark = pytest.mark.doubles
 S = ReplicaState

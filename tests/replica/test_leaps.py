@@ -29,7 +29,7 @@ from emu.replica.states import ReplicaState
 from emu.replica.watch import Watch
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Progress, RunOn
-from tests.replica.fakes import (
+from emu.testing import (
     STEP_NS,
     Bench,
     FakeClock,
@@ -430,7 +430,7 @@ def test_time_in_a_state_is_counted_to_its_last_nanosecond() -> None:
         made.clock.now_ns = at_ns
         (action, *_) = made.tell(ev.Commanded(to=to, writer=writer, cause="test"))
         assert isinstance(action, act.Move)
-        made._move(action)
+        made.move(action)
     assert replica.counters.state_ns == {S.INACTIVE: 10, S.LOADING_DECODE: 15, S.AUS_DECODE: 40}
     assert replica.counters.state_since_ns == 65
 

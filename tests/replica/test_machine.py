@@ -22,7 +22,7 @@ from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.table import EXPECTED
 from emu.request import Status
 from emu.scheduling.base import Batch, Progress
-from tests.replica.fakes import STEP_NS, Bench, request
+from emu.testing import STEP_NS, Bench, request
 
 pytestmark = pytest.mark.doubles
 S = ReplicaState

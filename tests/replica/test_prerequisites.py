@@ -18,7 +18,7 @@ from emu.replica.prerequisites import READ, WRITE, Prerequisites, TierTraffic
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Chunk, Recall, add_chunk
-from tests.replica.fakes import request
+from emu.testing import request
 from tests.replica.stage import US, Stage
 
 pytestmark = pytest.mark.doubles

@@ -13,7 +13,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
 from emu.scheduling.base import Batch
-from tests.replica.fakes import STEP_NS, Bench
+from emu.testing import STEP_NS, Bench
 
 S = ReplicaState
 

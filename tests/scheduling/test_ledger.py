@@ -9,7 +9,7 @@ import pytest
 from emu.kv.blocks import BlockPool, CountingPool
 from emu.request import Request
 from emu.scheduling.ledger import ArrivalQueue, Ledger
-from tests.replica.fakes import request
+from emu.testing import request
 
 BLOCKS = 64
 
