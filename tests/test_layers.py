@@ -14,7 +14,17 @@ ROOT = Path(__file__).resolve().parents[1] / "emu"
 ORDER = (
     *("errors", "log", "units", "rng", "plugins", "request", "policy", "process"),
     *("kernel", "config", "catalogue", "workload", "network", "kv", "routing", "latency"),
-    *("scheduling", "astra", "replica", "migration", "autoscale", "faults", "report", "cluster"),
+    *(
+        "scheduling",
+        "engines",
+        "astra",
+        "replica",
+        "migration",
+        "autoscale",
+        "faults",
+        "report",
+        "cluster",
+    ),
     *(
         "runs",
         "api",

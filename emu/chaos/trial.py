@@ -53,6 +53,7 @@ from emu.runs.runner import prepare
 _OUTSIDE: Final = "names a file from outside, which no seed can make"
 _TRIAL: Final = "the trial says itself what is written, for its judge"
 _PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
+_WHOLE: Final = "the engine is drawn for the whole world"
 _ONE: Final = "has a single word; any other is a class of the user's own"
 
 NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
@@ -65,7 +66,7 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
                 *("workload.synthetic.prompt.path", "workload.synthetic.output.path"),
                 *("latency.path", "latency.hardware", "latency.tables"),
                 *("latency.backend=profile", "latency.backend=vidur"),
-                "latency.backend=aiconfigurator",
+                *("latency.backend=aiconfigurator", "engine.learned"),
             ),
             _OUTSIDE,
         ),
@@ -84,6 +85,7 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             _PROGRAM,
         ),
         **dict.fromkeys(("router.admission", "scheduler.eviction", "migration.policy"), _ONE),
+        **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
     }
 )

@@ -24,12 +24,11 @@ from emu.config.schema import (
 )
 from emu.errors import InputError, PluginError, RunError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.coefficients import kernels_of, scaled
+from emu.latency.coefficients import scaled
 from emu.latency.context import (
     LatencyContext,
     collectives,
     engine_collectives,
-    engine_of,
     engine_steps,
 )
 from emu.latency.engine import HostCosts, host_costs
@@ -56,7 +55,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     if context.lora is not None:
         from emu.latency.features import ADAPTER_BYTES, LoraBackend, adapted_matrices
 
-        ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
+        ops = Ops(context.gpu, context.kernels.coefficients(context.gpu), ADAPTER_BYTES)
         matrices = adapted_matrices(context.model, context.tensor_parallel)
         inner = LoraBackend(inner, context.lora, ops, matrices)
     if context.encodes:
@@ -86,11 +85,11 @@ def tower_costs(context: LatencyContext) -> TowerCosts:
     """What images take on the replica's ranks."""
     from emu.latency.features import TowerCosts  # most runs have no images
 
-    engine = engine_of(context.table, context.source)
+    engine = context.engine
     return TowerCosts(
         context.model,
         context.gpu,
-        kernels_of(context.gpu),
+        context.kernels.coefficients(context.gpu),
         engine_collectives(context),
         context.tensor_parallel,
         0 if engine is None else engine.launch_ns,
@@ -99,12 +98,12 @@ def tower_costs(context: LatencyContext) -> TowerCosts:
 
 def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
     """The backend with the corrections of its engine, if it has any."""
-    engine = engine_of(context.table, context.source)
+    engine = context.engine
     if engine is None or not engine.is_corrected:
         return inner
     if inner.foreign:
         problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
-        raise InputError(context.source, None, "latency.engine", problem)
+        raise InputError(context.source, None, "engine.learned", problem)
     from emu.latency.corrected import CorrectedBackend
 
     return CorrectedBackend(inner, engine)
@@ -114,10 +113,10 @@ def _speculative(
     context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
 ) -> LatencyBackend:
     """The backend with the drafter's passes behind each step."""
-    engine = engine_of(context.table, context.source)
+    engine = context.engine
     if engine is not None and engine.is_corrected:
         problem = "its corrections know no drafts (scheduler.speculative_config)"
-        raise InputError(context.source, None, "latency.engine", problem)
+        raise InputError(context.source, None, "engine.learned", problem)
     step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
     passes = None
     if step_ns < 0 and context.draft is None:
@@ -141,6 +140,7 @@ def _roofline_of(context: LatencyContext, table: RooflineTable, draft: Draft) ->
         tensor_parallel=draft.tensor_parallel,
         expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
         table=msgspec.structs.replace(table, host_overhead=False),
+        engine=None,
         drafts=None,
         draft=None,
     )
@@ -187,7 +187,7 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    has_engine = engine_of(table, context.source) is not None
+    has_engine = context.engine is not None
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.expert_routing != "balanced" and table.backend in (
         "linear",
@@ -269,7 +269,11 @@ def _roofline(
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
+        kernels=scaled(
+            context.kernels.coefficients(context.gpu),
+            table.compute_efficiency,
+            table.memory_efficiency,
+        ),
         gate=expert_gate(context, max(1, context.expert_parallel)),
         engine=engine_steps(context) if has_engine else None,
         is_warm=table.warm_up,

@@ -29,8 +29,8 @@ from emu.cluster.engine_features import (
     speculative_table,
     with_draft_layers,
 )
-from emu.config.check import overridden, placing
-from emu.config.names import is_import_path
+from emu.config.check import engine_with, overridden, placing
+from emu.config.names import NO_ENGINE, is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import (
     Config,
@@ -45,10 +45,12 @@ from emu.config.schema import (
     SpeculativeTable,
     VllmTable,
 )
+from emu.engines.bundle import BoundEngine
+from emu.engines.registry import bind
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
-from emu.kv.memory import NULL_BLOCKS, MemoryPlan, MemoryRule, engine_memory, engine_plan
-from emu.latency.context import LatencyContext, check_collectives, engine_of
+from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.context import LatencyContext, PlainKernels, check_collectives
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
@@ -86,6 +88,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     num_blocks: int
     max_model_tokens: int
+    bound: BoundEngine | None = None
+    """The serving engine; None = kernels alone."""
     served: str = ""
     """What requests call its model."""
     shared: bool = False
@@ -138,13 +142,22 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
         is_known = self.latency.backend in _KERNEL_TIMES
-        return engine_of(self.latency) if is_known else None
+        return self.bound.model if is_known and self.bound is not None else None
+
+    @property
+    def engine_label(self) -> str:
+        """The engine in one word, and the file of its constants; "none" for kernels alone."""
+        return NO_ENGINE if self.bound is None else self.bound.label
+
+    @property
+    def runs_own_scheduler(self) -> bool:
+        """The scheduler is the one of its engine."""
+        return self.bound is not None and self.scheduler.policy in self.bound.engine.policies
 
     @property
     def has_front_end(self) -> bool:
         """Clients reach the engine through its API server."""
-        wants = self.latency.front_end and self.scheduler.policy == "vllm"
-        return wants and self.engine is not None
+        return self.latency.front_end and self.runs_own_scheduler and self.engine is not None
 
     def can_hold(self, tokens: int) -> bool:
         """Whether the KV of one sequence of so many tokens fits."""
@@ -190,6 +203,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What its latency backend is built from."""
         return LatencyContext(
             table=self.latency,
+            engine=None if self.bound is None else self.bound.model,
+            kernels=PlainKernels() if self.bound is None else self.bound.kernels,
             network=config.network,
             model=self.model,
             gpu=self.gpu,
@@ -274,7 +289,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
 
             check_astra(latency_context)
     for replica in replicas:
-        if replica.latency.jitter and engine_of(replica.latency) is None:
+        if replica.latency.jitter and replica.bound is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")
     _check_drafts(replicas, source)
     takers = all(replica.images for replica in replicas)
@@ -299,6 +314,7 @@ def _plan_group(
     scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
     latency = override(config.latency, table.latency, f"{key}.latency", source)
     model = _model(model_table, source)
+    bound = _bound(config, group, latency, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
     check_adapters(scheduler, latency, model, table, source)
@@ -334,6 +350,7 @@ def _plan_group(
         if layout is not None and is_set:
             problem = f"{model.name} has layers that keep other things than all tokens"
             raise InputError(source, None, name, problem)
+    counted = _counted_engine(scheduler, latency, bound)
     memories: dict[int, tuple[MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
@@ -341,7 +358,7 @@ def _plan_group(
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
             memories[machine.table] = _memory(
-                table, model_table, model, scheduler, latency, gpu, layout, draft, source, key
+                table, model_table, model, scheduler, counted, gpu, layout, draft, source, key
             )
         memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
@@ -365,6 +382,7 @@ def _plan_group(
             memory=memory,
             num_blocks=num_blocks,
             max_model_tokens=model_table.max_model_tokens or model.max_position,
+            bound=bound,
             served=model_table.label,
             shared=table.shared,
             kv_layout=layout,
@@ -378,7 +396,7 @@ def _memory(
     model_table: ModelTable,
     model: ModelSpec,
     scheduler: SchedulerTable,
-    latency: LatencyTable,
+    engine: BoundEngine | None,
     gpu: GpuSpec,
     layout: KvLayout | None,
     draft: Draft | None,
@@ -386,12 +404,10 @@ def _memory(
     key: str,
 ) -> tuple[MemoryPlan, int]:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
-    engine = _counted_engine(scheduler, latency)
     reserve = 0
     if engine is not None:
-        kept = engine_memory(
+        kept = engine.memory.kept(
             model,
-            _memory_rule(engine),
             tp=table.tensor_parallel,
             element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
             max_num_seqs=scheduler.requests_max,
@@ -416,7 +432,7 @@ def _memory(
         adapter_bytes=adapter_bytes(scheduler, model, table.tensor_parallel),
         source=f"{source}: {key}",
     )
-    blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)
+    blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return memory, scheduler.num_blocks or blocks
 
 
@@ -471,21 +487,20 @@ def _hybrid_layout(
     return None if layout.is_uniform else layout
 
 
-def _counted_engine(scheduler: SchedulerTable, latency: LatencyTable) -> EngineModel | None:
+def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> BoundEngine | None:
+    """The engine of a group of replicas; None = kernels alone."""
+    keys = config.replicas[group].engine
+    key = f"replicas.{group}." if keys else ""
+    return bind(engine_with(config.engine, keys), latency, source, key)
+
+
+def _counted_engine(
+    scheduler: SchedulerTable, latency: LatencyTable, bound: BoundEngine | None
+) -> BoundEngine | None:
     """The engine by whose start the memory is divided; None = by the plain rule."""
-    if scheduler.policy != "vllm" or latency.backend not in _KERNEL_TIMES:
+    if bound is None or latency.backend not in _KERNEL_TIMES:
         return None
-    return engine_of(latency)
-
-
-def _memory_rule(engine: EngineModel) -> MemoryRule:
-    return MemoryRule(
-        context_bytes=engine.context_bytes,
-        parallel_bytes=engine.parallel_bytes,
-        logit_bytes=engine.logit_bytes,
-        logit_bytes_many=engine.logit_bytes_many,
-        expert_chunk_tokens=engine.expert_chunk_tokens,
-    )
+    return bound if scheduler.policy in bound.engine.policies else None
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:

@@ -112,6 +112,7 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         **_speculation_facts(replica),
         **_adapter_facts(replica),
         **_image_facts(replica, config),
+        "engine": replica.engine_label,
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",

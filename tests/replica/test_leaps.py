@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from emu.engines.registry import engine_named
 from emu.kernel.clock import AT_DUE, NOW, PARK
 from emu.latency.base import BatchShape, Ends
-from emu.latency.engine import DEFAULT_ENGINE, engine_model
 from emu.latency.engine_steps import Jitter
 from emu.replica import actions as act
 from emu.replica import events as ev
@@ -147,7 +147,7 @@ def test_costs_are_those_of_the_slowdown_and_whole_nanoseconds() -> None:
 def test_steps_that_vary_have_no_short_cuts() -> None:
     made = Bench(S.COLOCATED)
     made.replica._decode_ends = lambda *rest: rest
-    made.replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
+    made.replica.set_jitter(Jitter(engine_named("vllm").model, 7, 0))
     assert made.replica._decode_ends is None
     assert not made.replica.is_monotone
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from emu.config.names import engine_label
 from emu.config.tables import (
     Count,
     Count0,
@@ -33,6 +34,24 @@ RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at mo
 Faithful = Annotated[
     list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
 ]
+
+
+class EngineTable(Table, kw_only=True, frozen=True):
+    """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
+
+    name: Annotated[str, doc("vllm, or none: kernels alone (docs/engines.md).")] = "vllm"
+    version: Annotated[
+        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the default, or that of the learned file.")
+    ] = ""
+    learned: Annotated[
+        str,
+        doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
+    ] = ""
+
+    @property
+    def label(self) -> str:
+        """The engine in one word: `vllm-0.15`."""
+        return engine_label(self.name, self.version)
 
 
 class TenantAcceptance(Table, kw_only=True, frozen=True):
@@ -108,7 +127,7 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "vllm: form each batch while the one before it runs; auto = as latency.engine does, for colocated replicas of one stage."
+            "vllm: form each batch while the one before it runs; auto = as the engine does, for colocated replicas of one stage."
         ),
     ] = "auto"
     leap: Annotated[
@@ -354,12 +373,6 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         str,
         doc("roofline, profile, vidur, linear, astra-sim, aiconfigurator, or package.module:Class"),
     ] = "roofline"
-    engine: Annotated[
-        str,
-        doc(
-            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, none, or a FILE.toml that changes one (docs/model.md)."
-        ),
-    ] = "vllm-0.15"
     host_overhead: Annotated[
         bool,
         doc(
