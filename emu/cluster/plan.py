@@ -45,8 +45,8 @@ from emu.config.schema import (
     SpeculativeTable,
     VllmTable,
 )
-from emu.engines.bundle import BoundEngine
-from emu.engines.registry import bind
+from emu.engines.bundle import BoundEngine, Server
+from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
@@ -326,23 +326,7 @@ def _plan_group(
         if scheduler.caches_prefixes and has_states(model):
             problem = f"the states of {model.name} cannot be cached beside drafts; set it to false"
             raise InputError(source, None, "scheduler.prefix_caching", problem)
-    layout = None
-    if model.is_hybrid:
-        keeps_groups = (
-            scheduler.policy == "vllm"
-            and table.role == "colocated"
-            and table.pipeline_parallel == 1
-            and not table.data_parallel_group
-            and not config.network.tiers
-        )
-        layout = _hybrid_layout(
-            model if draft is None else with_draft_layers(model, draft),
-            table,
-            model_table,
-            scheduler,
-            keeps_groups,
-            f"{source}: {key}",
-        )
+    layout = _layout_of(config, group, model_table, scheduler, model, draft, source)
     for name, is_set in (
         ("workload.skip_prefill", config.workload.skip_prefill),
         ("scheduler.retain_s", isinstance(scheduler, VllmTable) and scheduler.retain_s > 0),
@@ -351,16 +335,20 @@ def _plan_group(
             problem = f"{model.name} has layers that keep other things than all tokens"
             raise InputError(source, None, name, problem)
     counted = _counted_engine(scheduler, latency, bound)
-    memories: dict[int, tuple[MemoryPlan, int]] = {}
+    longest = model_table.max_model_tokens or model.max_position
+    memories: dict[int, tuple[SchedulerTable, MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
-            memories[machine.table] = _memory(
-                table, model_table, model, scheduler, counted, gpu, layout, draft, source, key
+            server = Server(gpu=gpu, max_model_tokens=longest)
+            its = filled(scheduler, bound, server)
+            divided = _memory(
+                table, model_table, model, its, counted, gpu, layout, draft, source, key
             )
-        memory, num_blocks = memories[machine.table]
+            memories[machine.table] = (its, *divided)
+        its, memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
             group=group,
@@ -377,11 +365,11 @@ def _plan_group(
             expert_parallel=table.expert_parallel,
             data_parallel_group=table.data_parallel_group,
             placement=table.placement,
-            scheduler=scheduler,
+            scheduler=its,
             latency=latency,
             memory=memory,
             num_blocks=num_blocks,
-            max_model_tokens=model_table.max_model_tokens or model.max_position,
+            max_model_tokens=longest,
             bound=bound,
             served=model_table.label,
             shared=table.shared,
@@ -389,6 +377,36 @@ def _plan_group(
             draft=draft,
             encodes_apart=config.encoders is not None,
         )
+
+
+def _layout_of(
+    config: Config,
+    group: int,
+    model_table: ModelTable,
+    scheduler: SchedulerTable,
+    model: ModelSpec,
+    draft: Draft | None,
+    source: str,
+) -> KvLayout | None:
+    """How the layers of a hybrid model share KV blocks; None = all layers keep all tokens."""
+    if not model.is_hybrid:
+        return None
+    table = config.replicas[group]
+    keeps_groups = (
+        scheduler.policy == "vllm"
+        and table.role == "colocated"
+        and table.pipeline_parallel == 1
+        and not table.data_parallel_group
+        and not config.network.tiers
+    )
+    return _hybrid_layout(
+        model if draft is None else with_draft_layers(model, draft),
+        table,
+        model_table,
+        scheduler,
+        keeps_groups,
+        f"{source}: replicas.{group}",
+    )
 
 
 def _memory(

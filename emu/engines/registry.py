@@ -22,8 +22,8 @@ from emu.config.names import (
     engine_words,
     read_input,
 )
-from emu.config.schema import EngineTable, LatencyTable, RooflineTable
-from emu.engines.bundle import BoundEngine, Engine
+from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
+from emu.engines.bundle import BoundEngine, Engine, Server
 from emu.engines.vllm import VLLM
 from emu.errors import InputError
 from emu.latency.engine import EngineModel, with_step_overhead
@@ -31,6 +31,8 @@ from emu.process.prepared import prepared
 
 BUNDLES: Final[dict[str, Engine]] = {engine.label: engine for engine in VLLM}
 """By label (`vllm-0.15`)."""
+_OF_OWN_CLASSES: Final = "vllm"
+"""Whose defaults a scheduler without an engine has."""
 LEARNED_TABLES: Final = ("learned", "posterior")
 """Tables of an engine's file that say where its values come from, and how well they are known."""
 
@@ -89,6 +91,19 @@ def bind(
     if latency.step_overhead_us >= 0:
         model = with_step_overhead(model, latency.step_overhead_us)
     return BoundEngine(engine=found, constants=constants, model=model, learned=table.learned)
+
+
+def filled(table: SchedulerTable, bound: BoundEngine | None, server: Server) -> SchedulerTable:
+    """The scheduler's keys, with defaults for those that are not given.
+
+    They are those of the engine whose scheduler it is, even without that engine around it; a class
+    of the user's own, which may read vLLM's keys, has vLLM's.
+    """
+    owners = [name for name, words in ENGINES.items() if table.policy in words.policies]
+    name = owners[0] if owners else _OF_OWN_CLASSES
+    if bound is not None and bound.engine.name == name:
+        return bound.engine.defaults(table, server)
+    return find_engine(name).defaults(table, server)
 
 
 def _engine_of(table: EngineTable, source: str, field: str) -> Engine:

@@ -19,7 +19,7 @@ import msgspec
 
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.config.schema import SchedulerTable
+from emu.config.schema import SchedulerTable, VllmTable
 from emu.engines.bundle import Engine, Server
 from emu.kv.memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
@@ -99,8 +99,10 @@ def vllm_kernels(model: EngineModel) -> VllmKernels:
 
 
 def vllm_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
-    """What `vllm serve` takes for keys that are not given."""
-    return table
+    """What `vllm serve` takes for limits that are not given."""
+    if not isinstance(table, VllmTable):
+        return table
+    return table.stated()
 
 
 def _engine(version: str, model: EngineModel) -> Engine:

@@ -4,9 +4,10 @@
 keys of its own beside those that all have (`emu/config/check.py` tells which).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from emu.config.names import engine_label
 from emu.config.tables import (
@@ -21,8 +22,16 @@ from emu.config.tables import (
     doc,
 )
 
-MaxNumSeqs = Annotated[Count, doc("Running requests per replica.")]
-MaxNumBatchedTokens = Annotated[Tokens, doc("Tokens per iteration.")]
+MaxNumSeqs = Annotated[
+    Count0,
+    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/engines.md)."),
+]
+MaxNumBatchedTokens = Annotated[
+    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/engines.md).")
+]
+SMALL_MAX_NUM_SEQS = 256
+SMALL_MAX_NUM_BATCHED_TOKENS = 2048
+"""vLLM's defaults on small GPUs: those of a table that belongs to no GPU."""
 Watermark = Annotated[Fraction, doc("Blocks kept free.")]
 BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
 MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
@@ -146,13 +155,21 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
 
     @property
     def requests_max(self) -> int:
-        """Requests that an engine is set up for (vLLM's default where the policy has no such key)."""
-        return 256
+        """Requests that an engine is set up for (as vLLM on a small GPU, where no key says it)."""
+        return SMALL_MAX_NUM_SEQS
 
     @property
     def tokens_max(self) -> int:
         """Tokens of an iteration that an engine is set up for (likewise)."""
-        return 2048
+        return SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def stated(self) -> Self:
+        """The table with its limits written out, which a class of a user's own reads."""
+        return replace(self, **self._limits())
+
+    def _limits(self) -> dict[str, int]:
+        """Keys whose default is 0, with what they stand for."""
+        return {}
 
     @property
     def quirks(self) -> list[str]:
@@ -168,8 +185,8 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     """The current vLLM scheduler."""
 
     policy: Literal["vllm"] = "vllm"
-    max_num_seqs: MaxNumSeqs = 256
-    max_num_batched_tokens: MaxNumBatchedTokens = 2048
+    max_num_seqs: MaxNumSeqs = 0
+    max_num_batched_tokens: MaxNumBatchedTokens = 0
     long_prefill_token_threshold: Annotated[
         Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
     ] = 0
@@ -216,12 +233,12 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     @property
     def encoder_budget_tokens(self) -> int:
         """Tokens of images that a step encodes at most."""
-        return self.max_num_encoder_input_tokens or self.max_num_batched_tokens
+        return self.max_num_encoder_input_tokens or self.tokens_max
 
     @property
     def encoder_cache_tokens(self) -> int:
         """Tokens of images whose embeddings are kept."""
-        return self.encoder_cache_size or self.max_num_batched_tokens
+        return self.encoder_cache_size or self.tokens_max
 
     @property
     def caches_prefixes(self) -> bool:
@@ -229,14 +246,17 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
 
     @property
     def requests_max(self) -> int:
-        return self.max_num_seqs
+        return self.max_num_seqs or SMALL_MAX_NUM_SEQS
 
     @property
     def tokens_max(self) -> int:
-        return self.max_num_batched_tokens
+        return self.max_num_batched_tokens or SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def _limits(self) -> dict[str, int]:
+        return {"max_num_seqs": self.requests_max, "max_num_batched_tokens": self.tokens_max}
 
     def places(self, stages: int) -> int:
-        return self.max_num_seqs
+        return self.requests_max
 
 
 class VidurTable(SchedulerTable, kw_only=True, frozen=True):
