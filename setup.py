@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 COMPILED = """
 kernel/clock
 request units
-scheduling/base scheduling/cohort scheduling/ledger scheduling/running
+scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 kv/blocks kv/radix
 migration/watcher migration/outbound migration/transfer
@@ -33,7 +33,7 @@ network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
-replica/prerequisites replica/replica replica/serving replica/table
+replica/prerequisites replica/replica replica/serving replica/table replica/view
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
 report/records report/itl report/csvtext

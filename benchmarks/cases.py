@@ -5,6 +5,7 @@
 | azure | the Azure conversation trace, 1,000, 5,000 and all requests, three clusters |
 | million | 64 replicas, 100,000 and 1,000,000 requests: does memory stay flat? |
 | replicas | 5,000 requests at one a second for each replica, 1 to 1024 of them |
+| start | ten requests on 4,096 and on 16,384 replicas: is a start in proportion? (`--quick`) |
 | output | 2,000 requests, answers of 25 to 1600 tokens: do leaps make tokens free? |
 | overload | more than two replicas can serve, few KV blocks: preemptions, where leaps help least |
 | burst | ten minutes of bursts, 32 replicas, most of them off, a planner that looks every 10 ms |
@@ -19,6 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 TRACE: Final = ROOT.parent / "shared/data/traces/AzureLLMInferenceTrace_conv.csv"
 AZURE_REQUESTS: Final = 19_366
 REPLICAS: Final = (1, 4, 16, 64, 256, 1024)
+START_REPLICAS: Final = (4096, 16_384)
 OUTPUT_TOKENS: Final = (25, 100, 400, 1600)
 
 _NODE: Final = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 8\ncount = {nodes}\n'
@@ -117,6 +119,20 @@ def replica_cases(requests: int = 5000) -> list[Case]:
     ]
 
 
+def start_cases() -> list[Case]:
+    """Next to no work, and very many replicas."""
+    return [
+        Case(
+            f"ten requests, {count:,} replicas",
+            "start",
+            10,
+            colocated(count) + synthetic(10, 1.0, 10),
+            count,
+        )
+        for count in START_REPLICAS
+    ]
+
+
 def output_cases(requests: int = 2000) -> list[Case]:
     """Longer and longer answers."""
     return [
@@ -168,6 +184,7 @@ def build_cases() -> list[Case]:
             else []
         ),
         Case("ten requests", "start", 10, WARM_UP.config),
+        *start_cases(),
         Case("1 pipeline of 4 stages", "slow", 400, stages + azure(400)),
         Case("1 data-parallel group of 4", "slow", 400, group + azure(400)),
         Case(
@@ -185,6 +202,7 @@ def quick_cases() -> list[Case]:
         *azure_cases(1000),
         million_cases()[0],
         *(case for case in replica_cases(2000) if case.x in (1, 64, 1024)),
+        *start_cases(),
         *(case for case in output_cases(500) if case.x in (25, 1600)),
         overload_case(500),
         burst_case(1000),

@@ -14,6 +14,7 @@ import time
 import anyio
 
 from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
+from emu.kernel.tasks import TaskKernel
 
 MS = 1_000_000
 EVENTS = 200_000
@@ -48,7 +49,7 @@ class Stepping(Actor):
 
 async def main(actors: int, kind: str) -> None:
     """Start the actors, run, print."""
-    kernel = Kernel(is_inline=kind != "tasks")
+    kernel = TaskKernel() if kind == "tasks" else Kernel()
     rounds = EVENTS // 2 // actors * (2 if kind == "turns" else 1)
     others: list[Stepping] = []
     for index in range(actors):

@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from emu.config.schema import SpeculativeTable, VllmTable
+from emu.config.schema import VllmTable
+from emu.features.speculation import Speculation, SpeculativeTable
 from emu.kv.blocks import NO_HIT, Hit
 from emu.kv.grouped import GroupedPool, KvGroup, KvLayout
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.features import Speculation
 from emu.scheduling.vllm import VllmScheduler
 
 FORMS: dict[str, list[tuple[str, int]]] = {
@@ -167,7 +167,8 @@ def schedule(seed: int) -> tuple[dict[str, Any], list[Any]]:
         prefix_caching=caching,
         kv_layout=layout,
     )
-    engine = VllmScheduler(table, limits, speculation=speculation)
+    parts = () if speculation is None else (speculation,)
+    engine = VllmScheduler(table, limits, parts=parts)
     pool = engine.pool
     assert isinstance(pool, GroupedPool)
     recorder = Recorder(pool, 0 if speculation is None else speculation.lookahead_tokens)

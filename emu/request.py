@@ -102,7 +102,7 @@ class Request:
     model: int
     """Which of the served models it asks for; -1 = none that is served."""
     acceptance_rate: float
-    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+    """Chance of its drafts to be accepted (drafts); -1 = as configured."""
 
     adapter: str
     """LoRA adapter that it names; empty = the model alone."""
@@ -291,6 +291,12 @@ class Request:
         self.max_gap_ns = 0
         self.replica_id = -1
         self.decode_replica_id = -1
+
+    def ask_as(self, other: Request) -> None:
+        """Ask of the engine's features what another request asked."""
+        self.acceptance_rate = other.acceptance_rate
+        self.adapter = other.adapter
+        self.images = other.images
 
     def arrive(self, replica_id: int, waited_ns: int) -> None:
         """Its KV is at the replica that decodes it, after so long between the two."""

@@ -16,6 +16,7 @@ ORDER = (
     *("kernel", "config", "catalogue", "workload", "network", "kv", "routing", "latency"),
     *(
         "scheduling",
+        "features",
         "engines",
         "astra",
         "replica",

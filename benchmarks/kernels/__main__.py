@@ -30,7 +30,11 @@ ARCHITECTURES: Final = {
     "blackwell": ("B200-SXM-180GB", "GB200"),
     "blackwell-rtx": ("RTXPRO6000",),
 }
-PRODUCT_TYPES: Final = {"ampere": ("bfloat16",), "blackwell": ("bfloat16", "fp8", "mxfp4")}
+PRODUCT_TYPES: Final = {
+    "ampere": ("bfloat16",),
+    "blackwell": ("bfloat16", "fp8", "nvfp4"),
+    "blackwell-rtx": ("bfloat16", "fp8", "nvfp4"),
+}
 PIECES_US: Final = 13.2
 """Of a layer in a step with a prompt: attention and what surrounds it start outside of captured
 graphs. No table measures it; the package's own estimate of whole passes has this constant."""

@@ -13,7 +13,15 @@ from scipy.optimize import least_squares
 from benchmarks.kernels import tables
 from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
 from emu.catalogue.lookup import GpuSpec
-from emu.latency.coefficients import Decodes, Experts, Links, Products, Prompts, Residual
+from emu.latency.coefficients import (
+    EXPERT_UNITS,
+    Decodes,
+    Experts,
+    Links,
+    Products,
+    Prompts,
+    Residual,
+)
 from emu.latency.kernels import (
     AttentionCost,
     arithmetic_s,
@@ -70,46 +78,48 @@ def fit(
 
 
 # --- dense products ---
-TABLE_DTYPE = {"bfloat16": "bfloat16", "fp8": "fp8", "mxfp4": "nvfp4"}
-
-
 def product_s(kernel: Products, gpu: GpuSpec, m: int, n: int, k: int, dtype: str) -> float:
     traffic = sizes.weight_bytes(n * k, dtype) + 2 * m * (n + k)
     memory_s = traffic / (gpu.memory_gbytes_per_s * 1e9 * kernel.memory)
     peak = gpu.peak_flops(dtype)
     rows = -(-m // 16) * 16
     compute_s = arithmetic_s(kernel, peak, gpu.sm_count, rows, n, k)
-    return soft_max(memory_s, compute_s, kernel.softness) + kernel.launch_us * 1e-6
+    input_s = m * k * kernel.quantize / (gpu.memory_gbytes_per_s * 1e9)
+    return soft_max(memory_s, compute_s, kernel.softness) + kernel.launch_us * 1e-6 + input_s
 
 
-def fit_products(
-    gpus: Sequence[str], dtype: str, count: int = 500
-) -> tuple[Products, Prompts, Residual]:
+def fit_products(gpus: Sequence[str], dtype: str, count: int = 500) -> tuple[Products, Residual]:
+    """Dense products. Tables of narrow types hold the kernel that quantizes the input, too."""
     points = []
     for name in gpus:
         gpu = lookup_gpu(name)
-        for m, n, k, s in tables.products(name, TABLE_DTYPE[dtype], count, 7):
+        for m, n, k, s in tables.products(name, dtype, count, 7):
             ideal = sizes.weight_bytes(n * k, dtype) / (gpu.memory_gbytes_per_s * 1e9)
             if s > ideal:  # else it was read from the cache
                 points.append((gpu, (m, n, k, s)))
+    start = {
+        "launch_us": 4,
+        "memory": 0.85,
+        "compute": 0.8,
+        "reuse": 10,
+        "prologue": 200,
+        "softness": 3,
+    }
+    bounds = {
+        "launch_us": (1, 12),
+        "memory": (0.4, 1),
+        "compute": (0.3, 1),
+        "reuse": (0.5, 60),
+        "prologue": (10, 3000),
+        "softness": (1.2, 8),
+    }
+    if dtype != "bfloat16":
+        start |= {"quantize": 4}
+        bounds |= {"quantize": (0.1, 60)}
     return fit(
         Products,
-        {
-            "launch_us": 4,
-            "memory": 0.85,
-            "compute": 0.8,
-            "reuse": 10,
-            "prologue": 200,
-            "softness": 3,
-        },
-        {
-            "launch_us": (1, 12),
-            "memory": (0.4, 1),
-            "compute": (0.3, 1),
-            "reuse": (0.5, 60),
-            "prologue": (10, 3000),
-            "softness": (1.2, 8),
-        },
+        start,
+        bounds,
         points,
         lambda c, p: product_s(c, p[0], *p[1][:3], dtype),
         lambda p: p[1][3],
@@ -206,11 +216,16 @@ def fit_prompts(
 
 # --- experts ---
 EXPERT_DTYPE = {
-    "bfloat16": "bfloat16",
-    "fp8": "fp8_block",
-    "int4": "int4_wo",
-    "mxfp4": "w4a16_mxfp4",
+    "bfloat16": ("bfloat16",),
+    "fp8": ("fp8_block", "fp8"),
+    "int4": ("int4_wo",),
+    "mxfp4": ("w4a16_mxfp4",),
+    "mxfp4_mxfp8": ("w4a8_mxfp4_mxfp8",),
+    "nvfp4": ("nvfp4",),
 }
+"""Family -> its names in the tables, of which the first that a GPU has counts."""
+STORED = {"mxfp4_mxfp8": "mxfp4"}
+"""Family -> the type of its weights, where that is not its name."""
 
 
 def table_counts(tokens: int, per_token: int, experts: int, distribution: str) -> list[float]:
@@ -235,13 +250,13 @@ def table_counts(tokens: int, per_token: int, experts: int, distribution: str) -
     return [float(x) for x in counts]
 
 
-def expert_s(kernel: Experts, gpu: GpuSpec, row: Any, dtype: str, counts: list[float]) -> float:
+def expert_s(kernel: Experts, gpu: GpuSpec, row: Any, family: str, counts: list[float]) -> float:
+    stored = STORED.get(family, family)
     tokens, hidden, inner, per_token, experts, tp, ep, _, _ = row
     ffn = -(-inner // tp)
     params = 3 * hidden * ffn
     block = block_rows(kernel, tokens * per_token, experts)
     # experts of the fullest rank
-    experts // ep
     ordered = counts[::-1]
     here = [ordered[i] for i in range(0, experts, ep)] if ep > 1 else ordered
     met = sum(1 for x in here if x >= 0.5)
@@ -252,21 +267,22 @@ def expert_s(kernel: Experts, gpu: GpuSpec, row: Any, dtype: str, counts: list[f
         rows=rows,
         padded=padded_rows(here, block),
         params=params,
-        weight_bytes=sizes.weight_bytes(params, dtype),
+        weight_bytes=sizes.weight_bytes(params, stored),
         row_bytes=2.0 * (2 * hidden + 3 * ffn),
-        peak=gpu.peak_flops("bfloat16" if dtype in ("int4", "mxfp4") else dtype),
+        peak=gpu.unit_flops(EXPERT_UNITS.get(family, gpu.units(stored))),
         memory_rate=gpu.memory_gbytes_per_s * 1e9,
     )
 
 
 def fit_experts(
-    gpus: Sequence[str], dtype: str, count: int = 400
+    gpus: Sequence[str], family: str, count: int = 400
 ) -> tuple[Experts, Residual] | None:
     points = []
     for name in gpus:
+        found = (tables.experts(name, dtype, count, 7) for dtype in EXPERT_DTYPE[family])
         points += [
             (lookup_gpu(name), (row, table_counts(row[0], row[3], row[4], row[7])))
-            for row in tables.experts(name, EXPERT_DTYPE[dtype], count, 7)
+            for row in next(filter(None, found), [])
         ]
     if not points:
         return None
@@ -291,7 +307,7 @@ def fit_experts(
             "softness": (1.2, 8),
         },
         points,
-        lambda c, p: expert_s(c, p[0], p[1][0], dtype, p[1][1]),
+        lambda c, p: expert_s(c, p[0], p[1][0], family, p[1][1]),
         lambda p: p[1][0][-1],
     )
 

@@ -149,7 +149,7 @@ def experts(gpu: str, dtype: str, count: int, seed: int) -> list[tuple[Any, ...]
     table = table[(table.moe_tp_size <= 8) & (table.moe_ep_size <= 8)]
     table = table[~table.hidden_size.isin(_NOT_GATED) | (table.topk == 8)]
     is_released_fp4 = table.hidden_size == _GPT_OSS
-    if dtype.endswith("mxfp4"):
+    if dtype == "w4a16_mxfp4":
         table = table[is_released_fp4]
     else:
         table = table[table.inter_size % (64 * table.moe_tp_size) == 0]

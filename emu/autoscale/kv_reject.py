@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from emu.config.schema import KvRejectTable
 from emu.kernel.clock import PARK, PRIORITY_REJECTER, Actor, Kernel
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.units import ms_to_ns
 
 HOLDER: Final = "kv rejecter"
@@ -58,15 +58,15 @@ class KvRejecter(Actor):
     def __init__(
         self,
         kernel: Kernel,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         table: KvRejectTable,
         *,
-        on_capacity: Callable[[Replica], None],
-        on_changed: Callable[[Replica, bool], None],
+        on_capacity: Callable[[ReplicaHandle], None],
+        on_changed: Callable[[ReplicaHandle, bool], None],
     ) -> None:
         """`on_changed`: told of each replica that is rejected (True) or open again."""
         super().__init__(kernel, "kv rejecter", PRIORITY_REJECTER)
-        self.locked: list[Replica] = []
+        self.locked: list[ReplicaHandle] = []
         self.rejections = 0
         self._replicas = replicas
         self._table = table
@@ -101,11 +101,8 @@ class KvRejecter(Actor):
     def apply(self) -> None:
         """One pass of the rule over the present state."""
         decoding = [r for r in self._replicas if r.state is ReplicaState.DECODE]
-        for replica in decoding:
-            replica.settle()
-        uses = [
-            Use(r.replica_id, r.scheduler.blocks_used, r.scheduler.blocks_total) for r in decoding
-        ]
+        views = [(r.replica_id, r.view()) for r in decoding]
+        uses = [Use(replica_id, view.blocks_used, view.blocks_total) for replica_id, view in views]
         hot = hot_replicas(uses, self._table.factor, self._table.min_use)
         for replica in list(self.locked):
             if replica.replica_id not in hot:

@@ -7,6 +7,7 @@ replicas can load (`HostCache`). Calls back when a target is complete; decides n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Final, Literal
 
 import msgspec
@@ -126,6 +127,14 @@ class HostCache:
         self.machines: Sequence[int] = sorted(set(machines))
         self._users: dict[int, list[int]] = {machine: [] for machine in self.machines}
         self._touched_ns: dict[int, int] = {}
+        self._can_expire = self._is_used and table.loader == "cache" and not is_pinned
+        self._held = 0
+        """Machines with a copy that can expire, as of `_since_ns`: kept, because to ask all of
+        them whenever one replica has loaded would be quadratic in the replicas of a start."""
+        self._expiry_ns: dict[int, int] = {}
+        """When a machine's copy expires; only of machines on which no replica uses it."""
+        self._expiries: list[tuple[int, int]] = []
+        """Heap of (expiry, machine); an entry counts if `_expiry_ns` still says so."""
         self._uses: dict[int, int] = {}
         self._ranks: dict[int, float] = {}
         self.copy_bytes = copy_bytes
@@ -149,12 +158,15 @@ class HostCache:
         self._account(now_ns)
         is_kept = self._loader != "cache" or not self._is_used or self.holds(machine, now_ns)
         if is_kept or self._memory.make_room(self, machine, now_ns):
-            if replica_id not in self._users[machine]:
-                self._users[machine].append(replica_id)
+            users = self._users[machine]
+            if not users and self._expiry_ns.pop(machine, None) is None:
+                self._held += self._can_expire
+            if replica_id not in users:
+                users.append(replica_id)
             self._touched_ns[machine] = now_ns
             uses = self._uses[machine] = self._uses.get(machine, 0) + 1
             self._ranks[machine] = self._memory.rank_of_use(self, machine, uses, now_ns)
-        self._account(now_ns)
+        self.bytes_max = max(self.bytes_max, self._present() * self.copy_bytes)
 
     def unloaded(self, machine: int, replica_id: int, now_ns: int) -> None:
         """It has dropped them."""
@@ -163,6 +175,17 @@ class HostCache:
             self._users[machine].remove(replica_id)
             if not self._counts_from_load:
                 self._touched_ns[machine] = now_ns
+            if self._can_expire and not self._users[machine]:
+                self._let_expire(machine, now_ns)
+
+    def _let_expire(self, machine: int, now_ns: int) -> None:
+        """The last replica that used the copy has dropped it."""
+        expiry_ns = self._touched_ns[machine] + self._ttl_ns
+        if expiry_ns <= now_ns:
+            self._held -= 1
+            return
+        self._expiry_ns[machine] = expiry_ns
+        heappush(self._expiries, (expiry_ns, machine))
 
     def lose(self, machine: int, now_ns: int) -> None:
         """A machine's copy is gone (a fault); the next load there brings it back."""
@@ -170,8 +193,10 @@ class HostCache:
         self._touched_ns.pop(machine, None)
         if machine == self.home:
             self.home = -1
-        if machine in self._users:  # else no replica is there
-            self._users[machine].clear()
+        users = self._users.get(machine, [])  # none: no replica is there
+        if users or self._expiry_ns.pop(machine, None) is not None:
+            self._held -= self._can_expire
+        users.clear()
 
     def evict(self, machine: int, now_ns: int) -> None:
         """Its place is needed for another model's copy."""
@@ -201,22 +226,29 @@ class HostCache:
             return ()
         return tuple(machine for machine in self.machines if self.holds(machine, now_ns))
 
+    def _present(self) -> int:
+        """Machines that hold a copy, as of `_since_ns`."""
+        if not self._is_used:
+            return 0
+        if self.is_pinned or self._loader == "host":
+            return len(self.machines)
+        return self._held if self._can_expire else int(self.home in self._users)
+
     def _account(self, now_ns: int) -> None:
         """Bytes x time, exact: a copy that expires between two events is cut where it expires."""
-        since_ns = self._since_ns
-        expires = self._is_used and self._loader == "cache" and not self.is_pinned
-        for machine in self.machines:
-            until_ns = now_ns
-            if expires and not self._users[machine]:
-                if machine not in self._touched_ns:
-                    continue
-                until_ns = min(now_ns, self._touched_ns[machine] + self._ttl_ns)
-            elif not expires and not self.holds(machine, now_ns):
-                continue
-            self._integral += self.copy_bytes * max(0, until_ns - since_ns)
+        while self._expiries and self._expiries[0][0] <= now_ns:
+            expiry_ns, machine = heappop(self._expiries)
+            if self._expiry_ns.get(machine) == expiry_ns:
+                del self._expiry_ns[machine]
+                self._add_up(expiry_ns)
+                self._held -= 1
+        self._add_up(now_ns)
+        self.bytes_max = max(self.bytes_max, self._present() * self.copy_bytes)
+
+    def _add_up(self, now_ns: int) -> None:
+        """What is held now has been held since the last time."""
+        self._integral += self.copy_bytes * self._present() * max(0, now_ns - self._since_ns)
         self._since_ns = now_ns
-        present = len(self.cached_machines(now_ns)) * self.copy_bytes
-        self.bytes_max = max(self.bytes_max, present)
 
     def mean_bytes(self, now_ns: int) -> float:
         """Mean of the bytes held from the start to now."""

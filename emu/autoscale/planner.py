@@ -215,6 +215,10 @@ def demand(snapshot: Snapshot, rates: Rates, table: AutoscaleTable) -> Demand:
 # `concurrency` (requests in the system per replica) and `queue` (waiting requests per replica, both
 # against `target_value`).
 #
+# The first look records the present number as a recommendation made just before it (Kubernetes'
+# `recordInitialRecommendation`), so that a controller which starts, or starts again, neither
+# shrinks nor grows before a window has passed.
+#
 # Not ready replicas (loading) are part of the present number, and their metric counts as zero when
 # scaling up, so that a load under way is not ordered twice.
 
@@ -297,8 +301,12 @@ class HpaPlanner:
             load = float(waiting if table.metric == "queue" else snapshot.outstanding)
             target = table.target_value
         wanted = recommend(len(ready), total, load, target)
-        floor = floor_of(snapshot, table.min_replicas, total)
-        wanted = min(max(wanted, table.min_replicas, floor), table.max_replicas)
+        least = max(table.min_replicas, floor_of(snapshot, table.min_replicas, total))
+        wanted = min(max(wanted, least), table.max_replicas)
+        if not self._highest:
+            present = min(max(total, least), table.max_replicas)
+            self._lowest.note(snapshot.now_ns - 1, present)
+            self._highest.note(snapshot.now_ns - 1, present)
         self._lowest.note(snapshot.now_ns, wanted)
         self._highest.note(snapshot.now_ns, wanted)
         # Up as far as the lowest recommendation, down as far as the highest.

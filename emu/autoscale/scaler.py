@@ -45,8 +45,8 @@ from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
-from emu.replica.replica import Replica
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
+from emu.replica.view import ReplicaHandle
 from emu.units import ceil_div, ms_to_ns, s_to_ns
 
 S = ReplicaState
@@ -106,12 +106,12 @@ class ScalerWorld(Protocol):
         ...
 
     @property
-    def replicas(self) -> Sequence[Replica]:
+    def replicas(self) -> Sequence[ReplicaHandle]:
         """All of them, by id."""
         ...
 
     @property
-    def members(self) -> Sequence[Replica]:
+    def members(self) -> Sequence[ReplicaHandle]:
         """Those of the model that this loop scales, ascending id."""
         ...
 
@@ -125,7 +125,7 @@ class ScalerWorld(Protocol):
         """Changes whenever GPUs that models share are taken or given back."""
         ...
 
-    def is_placeable(self, replica: Replica) -> bool:
+    def is_placeable(self, replica: ReplicaHandle) -> bool:
         """No replica of another model is on its GPUs."""
         ...
 
@@ -146,7 +146,7 @@ class ScalerWorld(Protocol):
         """Write a line into the run's timeline."""
         ...
 
-    def give_up(self, replica: Replica) -> None:
+    def give_up(self, replica: ReplicaHandle) -> None:
         """A live load has failed: KV that waits there, and batches handed over, are lost."""
         ...
 
@@ -235,7 +235,7 @@ class Scaler(Actor):
                 replica.replica_id,
                 S.INACTIVE,
                 replica.machine,
-                blocks_total=replica.scheduler.blocks_total,
+                blocks_total=replica.view().blocks_total,
             )
             for replica in world.members
         ]
@@ -253,7 +253,7 @@ class Scaler(Actor):
         self._last_role: dict[int, str] = {}
         self._acted = False
         self._views: list[ReplicaView] = []
-        self._present: list[Replica] = []
+        self._present: list[ReplicaHandle] = []
         self._has_moved = True
         """Some replica has changed its state since `_present` was made."""
         self._on_look: OnLook | None = None
@@ -415,24 +415,22 @@ class Scaler(Actor):
             views[self._places[replica.replica_id]] = self._view(replica)
         return tuple(views)
 
-    def _view(self, replica: Replica) -> ReplicaView:
+    def _view(self, replica: ReplicaHandle) -> ReplicaView:
         replica_id, state = replica.replica_id, replica.state
         if replica_id in self._yielded:
             state = S.FAILED
-        scheduler = replica.scheduler
-        if scheduler.grows:
-            replica.settle()
+        view = replica.view()
         holder = replica.lock.holder
-        used = scheduler.blocks_used
+        used = view.blocks_used
         is_colocated = state is _COLOCATED
         return ReplicaView(
             replica_id,
             state,
             replica.machine,
             used,
-            scheduler.blocks_total,
-            scheduler.running_count if is_colocated or not used else 1,
-            scheduler.waiting_count if is_colocated else 0,
+            view.blocks_total,
+            view.running_count if is_colocated or not used else 1,
+            view.waiting_count if is_colocated else 0,
             replica.model_loaded,
             holder == replica.name,
             replica.lock.is_free,
@@ -440,7 +438,7 @@ class Scaler(Actor):
             self.nvl.get(replica_id, _NO_MARKER),
             self._shut_ns.get(replica_id, -1),
             self._last_role.get(replica_id, ""),
-            replica.unfinished_migrations,
+            view.unfinished_migrations,
         )
 
     # --- acting -----------------------------------------------------------------------------------
@@ -456,13 +454,13 @@ class Scaler(Actor):
         replica = self._world.replicas[action.replica]
         _PERFORM[type(action)](self, replica, action)
 
-    def _revive(self, replica: Replica, action: Revive) -> None:
+    def _revive(self, replica: ReplicaHandle, action: Revive) -> None:
         to = _REVIVE[replica.state]
         if self._move(replica, replica.state, to, "demand came back"):
             self._shut_ns.pop(replica.replica_id, None)
             self.scale_ups += 1
 
-    def _reuse(self, replica: Replica, action: Reuse) -> None:
+    def _reuse(self, replica: ReplicaHandle, action: Reuse) -> None:
         is_closed = replica.lock.holder == replica.name
         if action.role == "decode":
             to = S.AUS_DECODE if is_closed else S.DECODE
@@ -472,45 +470,45 @@ class Scaler(Actor):
             self._shut_ns.pop(replica.replica_id, None)
             self.scale_ups += 1
 
-    def _make_spare(self, replica: Replica, action: MakeSpare) -> None:
-        if not replica.lock.is_free or not replica.is_idle:
+    def _make_spare(self, replica: ReplicaHandle, action: MakeSpare) -> None:
+        if not replica.lock.is_free or not replica.view().is_idle:
             return
         if self._move(replica, S.DECODE, S.SHUTTING_NULL, "surplus and idle"):
             self._note_shut(replica, "decode")
 
-    def _expire(self, replica: Replica, action: Expire) -> None:
+    def _expire(self, replica: ReplicaHandle, action: Expire) -> None:
         if self._move(replica, S.SHUTTING_NULL, S.INACTIVE, action.cause):
             self._shut_ns.pop(replica.replica_id, None)
 
-    def _mutate(self, replica: Replica, action: Mutate) -> None:
+    def _mutate(self, replica: ReplicaHandle, action: Mutate) -> None:
         self._move(replica, S.PREFILL, S.MUTATING_TO_DECODE, "prefill surplus, decode deficit")
 
-    def _help(self, replica: Replica, action: Help) -> None:
+    def _help(self, replica: ReplicaHandle, action: Help) -> None:
         self._move(replica, S.PREFILL, S.OLD_PREFILL, "helps a replica that loads live")
 
-    def _shut(self, replica: Replica, action: Shut) -> None:
+    def _shut(self, replica: ReplicaHandle, action: Shut) -> None:
         to, role = _SHUT[replica.state]
         if self._move(replica, replica.state, to, "surplus"):
             self._note_shut(replica, role)
 
-    def _note_shut(self, replica: Replica, role: str) -> None:
+    def _note_shut(self, replica: ReplicaHandle, role: str) -> None:
         self._shut_ns[replica.replica_id] = self._world.kernel.now_ns
         self._last_role[replica.replica_id] = role
         self.scale_downs += 1
 
     # --- GPUs that models share -------------------------------------------------------------------
-    def shut_since_ns(self, replica: Replica) -> int:
+    def shut_since_ns(self, replica: ReplicaHandle) -> int:
         """When it began to shut."""
         return self._shut_ns.get(replica.replica_id, 0)
 
-    def may_drop(self, replica: Replica) -> bool:
+    def may_drop(self, replica: ReplicaHandle) -> bool:
         """It is a spare that nothing holds: its GPUs may be given away at once."""
         replica_id = replica.replica_id
         is_marked = replica_id in self.rdma or replica_id in self.nvl
         is_closed = replica.lock.holder == replica.name
         return replica.state is S.SHUTTING_NULL and is_closed and not is_marked
 
-    def drop(self, replica: Replica, cause: str) -> None:
+    def drop(self, replica: ReplicaHandle, cause: str) -> None:
         """A spare loses its weights, for another model."""
         self._expire(replica, Expire(replica.replica_id, cause))
 
@@ -519,11 +517,11 @@ class Scaler(Actor):
         """A replica shuts for another model."""
         return bool(self._yielded)
 
-    def can_spare(self) -> list[Replica]:
+    def can_spare(self) -> list[ReplicaHandle]:
         """Replicas beyond the minimum, least loaded first; all of an idle model may go."""
         table = self.table
         is_idle = not self._world.waiting()[2]
-        found: list[Replica] = []
+        found: list[ReplicaHandle] = []
         for state, minimum in (
             (S.PREFILL, table.min_prefill),
             (S.DECODE, table.min_decode),
@@ -531,7 +529,7 @@ class Scaler(Actor):
         ):
             serving = [r for r in self._world.members if r.state is state]
             kept = max(minimum, 0 if is_idle else 1)
-            serving.sort(key=lambda r: (r.scheduler.blocks_used, r.replica_id))
+            serving.sort(key=lambda r: (r.view().blocks_used, r.replica_id))
             found += serving[: max(0, len(serving) - kept)]
         return found
 
@@ -543,7 +541,7 @@ class Scaler(Actor):
         self._yielded.add(replica.replica_id)
         self.look()
 
-    def _move(self, replica: Replica, expected: S, to: S, cause: str) -> bool:
+    def _move(self, replica: ReplicaHandle, expected: S, to: S, cause: str) -> bool:
         if replica.state is not expected:
             return False
         replica.actor.tell(Commanded(to=to, writer="planner", cause=cause))
@@ -582,7 +580,7 @@ class Scaler(Actor):
         kernel.call_at(until_ns, PRIORITY_PLANNER, self.look)
 
     # --- told by the cluster -------------------------------------------------------------------
-    def on_moved(self, replica: Replica, before: ReplicaState, writer: Writer) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState, writer: Writer) -> None:
         """A replica changed its state."""
         self._has_moved = True
         after = replica.state
@@ -623,7 +621,7 @@ class Scaler(Actor):
             use = self.host_cache_bytes()
             self._world.note("host_cache", "", f"mean {use['mean']} bytes, max {use['max']} bytes")
 
-    def restore(self, replica: Replica, role: Role, *, from_disk: bool) -> None:
+    def restore(self, replica: ReplicaHandle, role: Role, *, from_disk: bool) -> None:
         """Weights of a replica that is back after a crash, where no planner brings them."""
         load = Load("disk" if from_disk else "host", (Target(replica.replica_id, role),))
         self._load(load, writer="recovery")
@@ -633,7 +631,7 @@ class Scaler(Actor):
         self.stale.append(is_gone)
         return lambda: self.stale.remove(is_gone)
 
-    def load_by_hand(self, replica: Replica) -> None:
+    def load_by_hand(self, replica: ReplicaHandle) -> None:
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
         self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))
 

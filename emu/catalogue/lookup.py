@@ -1,8 +1,9 @@
 """Finding a model or a GPU by the name that a user wrote, or by a Hugging Face `config.json`.
 
 Owns the reading of `models.toml` and `gpus.toml` and the rules of names: case, `_` for `-`, the
-owner before the slash and suffixes such as `-Instruct` make no difference. The files are read
-once for each process; their content is constant.
+owner before the slash and suffixes such as `-Instruct` make no difference, while one such as
+`-FP8` says how weights are stored (`checkpoints.py`). The files are read once for each process;
+their content is constant.
 
 A run asks for two or three of the hundred tables, and parsing them all would take a third of its
 start. So the text is cut at the headings, and a table is parsed when it is wanted. That relies on
@@ -22,9 +23,10 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.catalogue.checkpoints import as_named, split_name
 from emu.catalogue.families import PLAIN, SPECIAL, check_keys
 from emu.catalogue.model import (
-    BITS_PER_1024,
+    UNITS,
     Experts,
     LatentAttention,
     Layer,
@@ -439,23 +441,29 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
         """What the driver reports: `driver_gib`, else what data center GPUs have of their size."""
         return self.driver_gib or _REPORTED * self.memory_gib
 
-    def peak_flops(self, dtype: str) -> float:
-        """Peak FLOP/s of a product whose weights have a type.
+    def units(self, dtype: str) -> str:
+        """The units that multiply weights of a type: tf32, half, fp8, int8 or fp4.
 
-        Weights narrower than the units (int4, mxfp4 on older GPUs) are widened while loading,
+        Weights narrower than the units (int4, or nvfp4 on older GPUs) are widened while loading,
         and multiplied in half precision; so are 8-bit ones where there are no 8-bit units.
         """
-        half = self.tflops_fp16
-        if dtype == "fp8":
-            half = self.tflops_fp8 or half
-        elif dtype == "int8":
-            half = self.tops_int8 or self.tflops_fp8 or half
-        elif dtype == "mxfp4":
-            half = self.tflops_fp4 or half
-        elif dtype == "float32":
-            half /= 2  # tf32 units
-        assert dtype in BITS_PER_1024
-        return half * 1e12
+        units = UNITS[dtype]
+        return units if self.unit_flops(units) else "half"
+
+    def unit_flops(self, units: str) -> float:
+        """Peak FLOP/s of one kind of units; 0 = the GPU has none."""
+        tflops = {
+            "tf32": self.tflops_fp16 / 2,
+            "half": self.tflops_fp16,
+            "fp8": self.tflops_fp8,
+            "int8": self.tops_int8 or self.tflops_fp8,
+            "fp4": self.tflops_fp4,
+        }
+        return tflops[units] * 1e12
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak FLOP/s of a product whose weights have a type."""
+        return self.unit_flops(self.units(dtype))
 
 
 # --- Finding a model or a GPU by the name that a user wrote ---------------------------------------
@@ -466,15 +474,22 @@ _GPUS: Final = "gpus.toml"
 _MAKERS: Final = ("nvidia", "geforce", "tesla", "amd", "instinct", "graphics", "device")
 _OF_ALL: Final = re.compile(r"\d+GB|HBM\w*|Blackwell|Server|Workstation|Edition", re.IGNORECASE)
 # Releases of one architecture under another name.
-SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking", "-fp8")
+SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking")
 
 
 def lookup_model(name: str, source: str = "catalogue", field: str = "model.name") -> ModelSpec:
-    """The model of a name or alias. InputError (at `source`, `field`) with the nearest names."""
+    """The model of a name or alias, with the weights that the name says (`-FP8`, `-AWQ`).
+
+    InputError (at `source`, `field`) with the nearest names.
+    """
     names = _names(_MODELS)
     for key in _spellings(name):
         if key in names:
             return _model(names[key])
+    base, words = split_name(name)
+    for key in _spellings(base) if words else ():
+        if key in names:
+            return as_named(_model(names[key]), name, source, field)
     raise _unknown("model", name, list_models(), names, source, field)
 
 

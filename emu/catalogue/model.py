@@ -219,7 +219,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """A mixer with a state of fixed size: linear attention, state-space model, short convolution.
 
-    A sequence holds its state whatever its length; speculation of k tokens holds k + 1 of them.
+    A sequence holds its state whatever its length; with k drafts it holds k + 1 of them.
     """
 
     kind: StateKind
@@ -238,10 +238,10 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of the recurrence for one token, without the projections."""
 
     def state_bytes(
-        self, activation_bytes: int, state_bytes: int, tp: int = 1, speculative_tokens: int = 0
+        self, activation_bytes: int, state_bytes: int, tp: int = 1, draft_tokens: int = 0
     ) -> int:
-        """Bytes of one state on one rank; a speculative token lengthens the convolution."""
-        rows = self.conv_kernel - 1 + speculative_tokens if self.conv_channels else 0
+        """Bytes of one state on one rank; a draft lengthens the convolution."""
+        rows = self.conv_kernel - 1 + draft_tokens if self.conv_channels else 0
         conv = ceil_div(self.conv_channels, tp) * rows * activation_bytes
         return conv + ceil_div(self.state_elements, tp) * state_bytes
 
@@ -340,7 +340,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 # mxfp4: 4-bit values with one 8-bit scale for 32 of them (OCP Microscaling 1.0).
 # int4: groups of 128 with a 16-bit scale and a 4-bit zero point (the AWQ and GPTQ default).
 # int4_g32: groups of 32 with a 16-bit scale. nvfp4: groups of 16 with an 8-bit scale.
-# fp8_block: one 32-bit scale for a block of 128 x 128.
+# fp8_block: one 32-bit scale for a block of 128 x 128. int8_wo: groups of 128 with a 16-bit scale.
 BITS_PER_1024: Final = {
     "float32": 32 * 1024,
     "float16": 16 * 1024,
@@ -352,7 +352,27 @@ BITS_PER_1024: Final = {
     "int4": 4256,
     "int4_g32": 4608,
     "nvfp4": 4608,
+    "int8_wo": 8 * 1024 + 128,
+    "nvfp4_wo": 4608,
 }
+"""Every type of weights that emu knows; `_wo` = stored narrow, multiplied in 16 bits."""
+
+UNITS: Final = {
+    "float32": "tf32",
+    "float16": "half",
+    "bfloat16": "half",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "int8": "int8",
+    "mxfp4": "fp4",
+    "int4": "half",
+    "int4_g32": "half",
+    "nvfp4": "fp4",
+    "int8_wo": "half",
+    "nvfp4_wo": "half",
+}
+"""Units that multiply each type of weights, on GPUs that have them; else weights are widened while
+they are loaded, and multiplied in half precision."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -410,7 +430,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tower: Tower | None = None
     """The vision tower: held in memory, used by images."""
     mtp_layers: int = 0
-    """Published layers for multi-token prediction; loaded only for speculation."""
+    """Published layers for multi-token prediction; loaded only to draft with."""
     unquantized: tuple[frozenset[str], ...] = ()
     """For each layer the parts that a quantized checkpoint keeps wide; empty = none."""
     published_kv_dtype: str = ""

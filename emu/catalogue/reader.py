@@ -153,7 +153,7 @@ def _stored_as(read: ConfigReader, table: Mapping[str, Any], method: str) -> str
     if method in ("awq", "gptq"):
         bits, group = table.get("bits", table.get("w_bit", 4)), table.get("group_size", 128)
         if bits == 8:
-            return "int8"
+            return "int8_wo"
         if bits == 4:
             return "int4_g32" if group == 32 else "int4"
         raise read.problem("quantization_config.bits", f"{method} with {bits} bits is not known")
@@ -166,6 +166,10 @@ def _stored_as(read: ConfigReader, table: Mapping[str, Any], method: str) -> str
     raise read.problem(key, f"unknown quantization {method!r}")
 
 
+_WEIGHT_ONLY: Final = {"int8": "int8_wo", "nvfp4": "nvfp4_wo"}
+"""Types whose activations a checkpoint may leave wide: then products have 16 bits."""
+
+
 def _of_groups(read: ConfigReader, table: Mapping[str, Any]) -> str:
     """compressed-tensors: one group of matrices; several of unlike types are refused."""
     groups = table.get("config_groups")
@@ -174,7 +178,10 @@ def _of_groups(read: ConfigReader, table: Mapping[str, Any]) -> str:
     found = set()
     for name, group in groups.items():
         weights = group.get("weights") or {}
-        found.add(_of_weights(read, f"quantization_config.config_groups.{name}.weights", weights))
+        key = f"quantization_config.config_groups.{name}.weights"
+        stored = _of_weights(read, key, weights)
+        is_narrow = bool(group.get("input_activations"))
+        found.add(stored if is_narrow else _WEIGHT_ONLY.get(stored, stored))
     if len(found) != 1:
         raise read.problem(
             "quantization_config.config_groups",
@@ -202,7 +209,7 @@ def _of_modelopt(read: ConfigReader, table: Mapping[str, Any]) -> str:
         "FP8": "fp8",
         "FP8_PB_WO": "fp8_block",
         "NVFP4": "nvfp4",
-        "W4A16_NVFP4": "nvfp4",
+        "W4A16_NVFP4": "nvfp4_wo",
         "MXFP4": "mxfp4",
         "W4A16_AWQ": "int4",
         "INT4_AWQ": "int4",

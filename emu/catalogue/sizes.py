@@ -59,6 +59,17 @@ def kv_dtype(spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> str:
     return spec.published_kv_dtype or activation_dtype(spec, dtype)
 
 
+def weights_told(spec: ModelSpec, dtype: str) -> str:
+    """The types of a model's matrices in words: `fp8_block`, `mxfp4, partly bfloat16`."""
+    linear, experts = linear_dtype(spec, dtype), expert_dtype(spec, dtype)
+    words = linear
+    if spec.experts is not None and experts != linear:
+        words += f", experts {experts}"
+    layers = range(spec.layers)
+    is_partly = linear not in HALF and any(spec.layer(index).unquantized for index in layers)
+    return f"{words}, partly {activation_dtype(spec, dtype)}" if is_partly else words
+
+
 def kv_heads_per_rank(spec: ModelSpec, tp: int) -> int:
     """KV heads of one rank; replicated where there are more ranks than heads."""
     return max(1, ceil_div(spec.kv_heads, tp))
@@ -294,7 +305,7 @@ def kv_bytes_per_token_rank(spec: ModelSpec, dtype: str, tp: int = 1, pp: int = 
 
 
 def layer_state_bytes(
-    spec: ModelSpec, layer: Layer, dtype: str = "auto", tp: int = 1, speculative_tokens: int = 0
+    spec: ModelSpec, layer: Layer, dtype: str = "auto", tp: int = 1, draft_tokens: int = 0
 ) -> int:
     """Bytes of one state of one layer on one rank; 0 without a state."""
     if layer.state is None:
@@ -302,7 +313,7 @@ def layer_state_bytes(
     activation_bytes = weight_bytes(1, activation_dtype(spec, dtype))
     state = layer.state
     element_bytes = weight_bytes(1, state.state_dtype) if state.state_dtype else activation_bytes
-    return state.state_bytes(activation_bytes, element_bytes, tp, speculative_tokens)
+    return state.state_bytes(activation_bytes, element_bytes, tp, draft_tokens)
 
 
 def _kinds_of_layers(spec: ModelSpec) -> list[Layer]:
@@ -313,9 +324,9 @@ def _kinds_of_layers(spec: ModelSpec) -> list[Layer]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The drafter of speculative decoding: which layers, weights and KV it adds to a target model.
+# A drafter: which layers, weights and KV it adds to a target model.
 #
-# Owns `Draft` and the rules by method (vLLM's `speculative_config`): a head of EAGLE's kind or for
+# Owns `Draft` and the rules by vLLM's method: a head of EAGLE's kind or for
 # multi-token prediction is decoder layers of the target's own kind behind a projection of the
 # target's hidden states (and, with MTP and EAGLE, the embedded token), and shares embedding and
 # output matrix with the target. A draft model is a whole model. Pure.

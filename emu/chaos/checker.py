@@ -123,7 +123,7 @@ class Judge:
         self, scaling: Mapping[str, AutoscaleTable] | None = None, step_tokens: int = 1
     ) -> None:
         """`scaling`: the bounds that plans must keep, by planner ("": the only one). `step_tokens`:
-        most tokens of a request that one step may bring (speculative decoding), in one record."""
+        most tokens of a request that one step may bring (drafts), in one record."""
         self._step_tokens = step_tokens
         self._plans = {name: PlanWatch(table) for name, table in (scaling or {}).items()}
         self.lives: dict[int, Life] = {}

@@ -8,12 +8,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from emu.config.check import KINDS
+from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
 from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
 from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
+from emu.features.base import Feature
+from emu.features.modes import CACHED_STATES, OTHER_BACKEND, OUTSIDE, STAGES, WINDOWS
+from emu.features.registry import all_features
 from emu.rng import rng_stream
 
 # --- faults: the list of `[[faults]]` tables of a seed --------------------------------------------
@@ -372,7 +375,9 @@ def draw_shapes(rng: Rng, tables: Tables) -> None:
     _another_group(rng, tables, model, tensor)
     _overrides(rng, tables)
     if keeps_other_things(tables["model"]["name"]):
-        tables["scheduler"].pop("retain_s", None)
+        for feature in features_in(tables):
+            if forbids(feature, WINDOWS):
+                feature.withdraw(tables)
     if len(tables["nodes"]) == 1 and chance(rng, 0.12):
         _named_gpus(tables)
 
@@ -381,11 +386,8 @@ def draw_shapes(rng: Rng, tables: Tables) -> None:
 def _shape(rng: Rng, tables: Tables) -> tuple[int, int]:
     """Ranks of each replica; stages only where nothing needs all layers in one place."""
     groups = tables["replicas"]
-    scheduler = tables["scheduler"]
     is_one_stage = (
-        "speculative_config" in scheduler
-        or scheduler.get("enable_lora")
-        or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
+        are_forbidden(tables, STAGES) or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
     )
     shapes = [shape for shape in _SHAPES if shape[1] == 1 or not is_one_stage]
     tensor, pipeline = pick(rng, shapes)
@@ -404,14 +406,14 @@ def _model(rng: Rng, tables: Tables, tensor: int, pipeline: int) -> Model:
     scheduler, groups = tables["scheduler"], tables["replicas"]
     known = {model.name: model for model in MODELS}
     drawn = tables["model"]["name"]
-    drafter = scheduler.get("speculative_config", {}).get("model")
-    if drawn != "meta-llama/Llama-3.1-8B" or scheduler.get("enable_lora") or drafter:
+    is_kept = any(feature.keeps_model(tables) for feature in features_in(tables))
+    if drawn != "meta-llama/Llama-3.1-8B" or is_kept:
         return known.get(drawn, Model(drawn, 8, "window"))  # one stage is right for any
     keeps_states = (
         scheduler["policy"] == "vllm"
         and all(g["role"] == "colocated" and "data_parallel_group" not in g for g in groups)
         and not tables["network"].get("tiers")
-        and "speculative_config" not in scheduler
+        and not are_forbidden(tables, CACHED_STATES)
     )
     fitting = [
         model
@@ -465,12 +467,8 @@ def _named_gpus(tables: Tables) -> None:
 
 # --- costs --------------------------------------------------------------------------------------
 def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int) -> None:
-    can_astra = (
-        tensor * pipeline <= 2
-        and model.kind not in _UNLIKE
-        and "speculative_config" not in tables["scheduler"]
-    )
-    can_astra = can_astra and not tables["scheduler"].get("enable_lora")
+    can_astra = tensor * pipeline <= 2 and model.kind not in _UNLIKE
+    can_astra = can_astra and not are_forbidden(tables, OTHER_BACKEND)
     can_astra = can_astra and not tables["network"].keys() & _ONE_WAY
     can_astra = can_astra and chance(rng, 0.08)  # its executor takes the most time by far
     can_astra = can_astra and not tables["network"].get("congestion")
@@ -498,8 +496,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
             table["faithful"] = ["end_npu_stagger"]
         return
     _engine(rng, table, tables)
-    has_drafts = "speculative_config" in tables["scheduler"]
-    has_more = has_drafts or tables["scheduler"].get("enable_lora")
+    has_more = are_forbidden(tables, OUTSIDE)
     if pipeline == 1 and model.kind == "dense" and not has_more and chance(rng, 0.4):
         _placement(rng, tables)
 
@@ -610,7 +607,7 @@ def _overrides(rng: Rng, tables: Tables) -> None:
     if "data_parallel_group" in group or not chance(rng, 0.3):
         return
     policy = tables["scheduler"]["policy"]
-    fields = KINDS[SchedulerTable].kinds[policy].__struct_fields__
+    fields = unions()[SchedulerTable].kinds[policy].__struct_fields__
     figures = {"max_num_seqs": 3, "batch_size_cap": 3, "gpu_memory_utilization": 0.92}
     group["scheduler"] = {key: value for key, value in figures.items() if key in fields}
     if chance(rng, 0.5):
@@ -620,13 +617,12 @@ def _overrides(rng: Rng, tables: Tables) -> None:
         group["model"] = {"max_model_tokens": 5_000}
 
 
-# --- newer models and engines' features: hybrid layers, drafts, adapters, images ------------------
+# --- newer models and engines' features -----------------------------------------------------------
 # A stream of its own decides, so that the rest of a world stays as it was drawn. What a world's
 # schedulers and backends cannot do is not drawn for it.
 
 HYBRIDS: Final = ("openai/gpt-oss-20b", "google/gemma-2-9b", "LiquidAI/LFM2-2.6B")
 """Models with windows and with states that fit a GPU of the drawn clusters."""
-VISION: Final = "Qwen/Qwen3-VL-8B"
 
 
 def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
@@ -643,13 +639,30 @@ def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
     )
     if is_plain and not tables["network"].get("tiers") and chance(rng, 0.25):
         _hybrid(rng, tables)
-    if chance(rng, 0.35):
-        _speculation(rng, tables, lines)
-    if "name" in tables["model"] and tables["model"]["name"] not in HYBRIDS and chance(rng, 0.3):
-        _adapters(rng, tables, lines)
-    grouped = any("data_parallel_group" in group for group in groups)
-    if not grouped and not tables["scheduler"].get("enable_lora"):
-        _images(rng_stream(seed, "chaos images"), tables, lines)
+    for feature in all_features():
+        feature.draw(seed, rng, tables, lines)
+
+
+def features_in(tables: Tables) -> list[Feature]:
+    """Features that the common tables of a world switch on."""
+    return [feature for feature in all_features() if _given(tables, feature.key)]
+
+
+def _given(tables: Tables, key: str) -> bool:
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return bool(value)
+
+
+def forbids(feature: Feature, mode: str) -> bool:
+    """Whether a feature does not go with a mode."""
+    return any(conflict.other == mode for conflict in feature.conflicts)
+
+
+def are_forbidden(tables: Tables, mode: str) -> bool:
+    """Whether some feature of a world does not go with a mode."""
+    return any(forbids(feature, mode) for feature in features_in(tables))
 
 
 def _has_own_tables(group: Tables) -> bool:
@@ -661,69 +674,3 @@ def _hybrid(rng: Rng, tables: Tables) -> None:
     if name == HYBRIDS[2] and any(group["role"] != "colocated" for group in tables["replicas"]):
         name = HYBRIDS[0]  # states are nowhere but on replicas that serve from the start
     tables["model"] = {"name": name}
-
-
-def _speculation(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
-    if tables["model"].get("name") == HYBRIDS[2]:
-        tables["scheduler"]["prefix_caching"] = False  # states of drafts cannot be cached
-    table: Tables = {
-        "method": pick(rng, ("ngram", "eagle", "eagle3")),
-        "num_speculative_tokens": int(pick(rng, (1, 2, 4))),
-        "draft_step_us": float(pick(rng, (0.0, 500.0))),
-    }
-    rate = float(pick(rng, (0.0, 0.5, 0.9, 1.0)))
-    if chance(rng, 0.3):
-        count = table["num_speculative_tokens"]
-        table["synthetic_acceptance_rates"] = [rate ** (at + 1) for at in range(count)]
-    else:
-        table["acceptance_rate"] = rate
-        table["tenants"] = [{"tenant": "t1", "acceptance_rate": 0.7}]
-    if table["method"] == "ngram":
-        table["proposal_rate"] = float(pick(rng, (1.0, 0.5)))
-    tables["scheduler"]["speculative_config"] = table
-    for line in lines:
-        if chance(rng, 0.1):
-            line["acceptance_rate"] = float(pick(rng, (0.0, 0.3, 1.0)))
-
-
-def _images(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
-    name = tables["model"].get("name", "")
-    takes = tables.get("latency", {}).get("backend", "roofline") in ("roofline", "linear")
-    if not name or name in HYBRIDS or not takes or not chance(rng, 0.4):
-        return
-    tables["model"] = {"name": VISION}
-    tables["scheduler"] |= {
-        "limit_mm_per_prompt": {"image": 2},
-        "max_num_encoder_input_tokens": int(pick(rng, (48, 200))),
-        "encoder_cache_size": int(pick(rng, (48, 200))),
-    }
-    if chance(rng, 0.4):
-        tables["encoders"] = {
-            "count": int(pick(rng, (1, 3))),
-            "gpu": pick(rng, ("", "L40S")),
-            "nic_gbps": float(pick(rng, (0.0, 1.0))),
-            "cache_tokens": int(pick(rng, (0, 100))),
-        }
-    for item in [turn for line in lines for turn in line.get("sub_requests", [line])]:
-        start = 0
-        for _ in range(int(rng.integers(3))):
-            image = int(rng.integers(6))
-            start += int(rng.integers(10))
-            if start + 8 * (image + 1) > item["input_toks"]:
-                break
-            item.setdefault("images", []).append([image, start, 8 * (image + 1)])
-            start += 8 * (image + 1)
-
-
-def _adapters(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
-    slots = int(pick(rng, (1, 2, 3)))
-    tables["scheduler"] |= {
-        "enable_lora": True,
-        "max_loras": slots,
-        "max_cpu_loras": slots + int(pick(rng, (0, 1, 4))),
-    }
-    if chance(rng, 0.5):
-        tables["router"]["policy"] = "lora_affinity"
-    for line in lines:
-        if chance(rng, 0.7):
-            line["adapter"] = f"a{int(rng.integers(5))}"

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from emu.chaos.draws import TIMES_S, Rng, Tables, chance, draw_shapes, keeps_other_things, pick
-from emu.config.check import KINDS
+from emu.chaos.draws import (
+    TIMES_S,
+    Rng,
+    Tables,
+    chance,
+    draw_shapes,
+    features_in,
+    keeps_other_things,
+    pick,
+)
+from emu.config.check import unions
 from emu.config.presets import PRESETS
 from emu.config.schema import SchedulerTable
+from emu.features.registry import all_features
 from emu.rng import rng_stream
 
 # --- what scales and what is asked: presets, several models, made workloads, sessions -------------
@@ -201,18 +211,10 @@ def draw_made(rng: Rng, tables: Tables) -> float:
             made["sessions"]["branches"] = int(pick(rng, (2, 4)))
     elif chance(rng, 0.4):
         tables["workload"]["preset"] = pick(rng, ("chat", "code", "conversation", "summarization"))
-    has_turns = "preset" in tables["workload"] or "sessions" in made  # some presets have them
-    if "limit_mm_per_prompt" in tables["scheduler"] and not has_turns:
-        made["images"] = {
-            "share": float(pick(rng, (0.3, 1.0))),
-            "count": int(pick(rng, (1, 2))),
-            "tokens": int(pick(rng, (8, 40))),
-            "distinct": int(pick(rng, (0, 3))),
-        }
+    for feature in all_features():
+        feature.draw_made(rng, tables, made)
     if chance(rng, 0.4):
         made |= {"prefix_groups": int(pick(rng, (1, 4))), "prefix_tokens": 64}
-    if tables["scheduler"].get("enable_lora"):
-        made["adapters"] = 4
     for key in ("start_s", "upscale", "rate_per_s"):  # of the lines that were there
         tables["workload"].pop(key, None)
     if tables["workload"].get("concurrency"):
@@ -277,7 +279,8 @@ _SCHEDULER: Final[Values] = {
     "long_prefill_token_threshold": (0, 16, 100),
     "chunked_prefill": (True, False),
     "reserve_full_sequence": (True, False),
-    "max_lora_rank": (8, 64),
+}
+_SCHEDULER_OF_OTHERS: Final[Values] = {
     "watermark_blocks_fraction": (0.0, 0.1),
     "max_waiting_iters": (1, 3),
 }
@@ -377,19 +380,19 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
         lines.clear()
     roles = {group["role"] for group in tables.get("replicas", ())}
     if roles != {"colocated"} or keeps_other_things(tables["model"].get("name", "")):
-        tables["workload"].pop("skip_prefill", None)
+        for feature in features_in(tables):
+            if feature.key.startswith("workload."):  # those of [scheduler] went with their shapes
+                feature.withdraw(tables)
     return span_s
 
 
 def _can_be_fleet(tables: Tables) -> bool:
-    """Several models know no tiers, groups that step together, drafts or adapters here."""
-    scheduler = tables["scheduler"]
+    """Several models know no tiers, and no groups that step together, here."""
     return (
         not tables["network"].get("tiers")
         and not any("data_parallel_group" in group for group in tables["replicas"])
         and not any("pipeline_parallel" in group for group in tables["replicas"])
-        and "speculative_config" not in scheduler
-        and not scheduler.get("enable_lora")
+        and not any(feature.keeps_model(tables, of_fleet=True) for feature in features_in(tables))
         and tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
         and "preset" not in tables.get("autoscale", {})
     )
@@ -486,21 +489,20 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     )
     if not is_plain or scheduler["policy"] != "vllm":
         return
-    if chance(rng, 0.5):
-        workload["skip_prefill"] = True
-    if scheduler.get("prefix_caching") and chance(rng, 0.4):
-        scheduler["retain_s"] = float(pick(rng, (0.01, 0.3, 5.0)))
+    for feature in all_features():
+        feature.draw_late(rng, tables)
 
 
 def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     scheduler = tables["scheduler"]
     policy = scheduler["policy"]
-    fields = KINDS[SchedulerTable].kinds[policy].__struct_fields__
-    drawn = _some(rng, _SCHEDULER, 0.2)
-    if scheduler.get("enable_lora"):
-        drawn["max_lora_rank"] = int(pick(rng, (8, 64)))
-    else:
-        drawn.pop("max_lora_rank", None)
+    fields = unions()[SchedulerTable].kinds[policy].__struct_fields__
+    values = dict(_SCHEDULER)
+    for feature in all_features():
+        values |= feature.values
+    drawn = _some(rng, {**values, **_SCHEDULER_OF_OTHERS}, 0.2)
+    for feature in all_features():
+        feature.draw_keys(rng, tables, drawn)
     if policy == "fcfs":
         drawn.pop("skip_blocked", None)
     scheduler |= {key: value for key, value in drawn.items() if key in fields}
@@ -512,17 +514,5 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
             for turn in line.get("sub_requests", [line]):
                 if chance(rng, 0.6):
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
-    drafts = scheduler.get("speculative_config")
-    is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
-    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.8):
-        drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
-        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1, 1)))
-    if drafts is not None and "acceptance_rate" in drafts:
-        if chance(rng, 0.3):
-            drafts["acceptance_spread"] = 0.3
-        elif chance(rng, 0.2):
-            for key in ("acceptance_rate", "tenants"):
-                drafts.pop(key, None)
-            drafts["synthetic_acceptance_length"] = 1.0 + drafts["num_speculative_tokens"] * 0.6
-            for line in lines:
-                line.pop("acceptance_rate", None)
+    for feature in features_in(tables):
+        feature.vary(rng, tables, lines)

@@ -15,7 +15,7 @@ from emu.replica.states import CLOSED, ReplicaState
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
-    from emu.replica.replica import Replica
+    from emu.replica.view import ReplicaHandle
 
 S = ReplicaState
 _OPEN: Final = (S.DECODE,)
@@ -59,33 +59,30 @@ def _requests(cluster: Cluster) -> list[str]:
     return problems
 
 
-def _replica(cluster: Cluster, replica: Replica) -> list[str]:
+def _replica(cluster: Cluster, replica: ReplicaHandle) -> list[str]:
     """I4, I7, I8: blocks, queues and the lock agree with the state."""
-    name, scheduler, state = replica.name, replica.scheduler, replica.state
-    replica.settle()
-    problems = [f"I4: {name}: {line}" for line in scheduler.recount()]
-    if not 0 <= scheduler.blocks_used <= scheduler.blocks_total:
-        problems.append(
-            f"I4: {name} uses {scheduler.blocks_used} of {scheduler.blocks_total} blocks"
-        )
+    name, view, state = replica.name, replica.view(), replica.state
+    problems = [f"I4: {name}: {line}" for line in view.recount()]
+    if not 0 <= view.blocks_used <= view.blocks_total:
+        problems.append(f"I4: {name} uses {view.blocks_used} of {view.blocks_total} blocks")
     holds_own = replica.lock.holder == replica.name
     if state in CLOSED and not holds_own and not replica.is_closing and state is not S.AUS_PREFILL:
         problems.append(f"I8: {name} is {state.value} but does not hold its lock")
     if state in _OPEN and holds_own:
         problems.append(f"I8: {name} is {state.value} but holds its own lock")
     if state in (S.FAILED, S.INACTIVE):
-        residents = len(list(scheduler.residents()))
-        if residents or scheduler.waiting_count or scheduler.blocks_used or replica.arrived:
+        residents = len(view.residents())
+        if residents or view.waiting_count or view.blocks_used or view.arrived:
             problems.append(
                 f"I7: {name} is {state.value} with {residents} running, "
-                f"{scheduler.waiting_count} waiting, {scheduler.blocks_used} blocks"
+                f"{view.waiting_count} waiting, {view.blocks_used} blocks"
             )
-        if replica.unfinished_migrations:
+        if view.unfinished_migrations:
             problems.append(f"I7: {name} is {state.value} with migrations")
-    stale = replica.prerequisites.stale_recalls(replica.tier_traffic)
+    stale = view.stale_recalls()
     problems += [f"I5: {name} reads KV from tier {tier}, which has lost it" for tier in stale]
-    if replica.unfinished_migrations < 0:
-        problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
+    if view.unfinished_migrations < 0:
+        problems.append(f"I7: {name}: {view.unfinished_migrations} unfinished migrations")
     return problems
 
 
@@ -94,16 +91,16 @@ def _work(cluster: Cluster) -> list[str]:
     problems: list[str] = []
     heads = [head for queue in cluster.queues for head in list(queue)[:1]]
     for replica in cluster.replicas:
-        scheduler = replica.scheduler
+        view = replica.view()
         if replica.state not in (S.PREFILL, S.COLOCATED) or replica.is_paused:
             continue
-        if replica.batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
+        if view.has_batch or view.blocks_used:
             continue
-        own = scheduler.waiting_count
+        own = view.waiting_count
         shared = [
             head
             for head in heads
-            if head.model == replica.model and scheduler.pulls and not scheduler.can_ever_hold(head)
+            if head.model == replica.model and view.pulls and not view.can_ever_hold(head)
         ]
         if own or shared:
             problems.append(f"I12: {replica.name} is idle, {own or len(heads)} requests wait")
@@ -124,15 +121,14 @@ def _waiting_kv(cluster: Cluster) -> list[str]:
             continue
         requests = outbound.queue[0].requests
         for replica in cluster.replicas:
-            scheduler = replica.scheduler
             if replica is watcher.source or replica.model != watcher.source.model:
                 continue
             if replica.state is not S.DECODE or replica.lock.is_held or replica.is_paused:
                 continue
-            if scheduler.waiting_count:
+            view = replica.view()
+            if view.waiting_count:
                 continue  # what it has preempted asks for its blocks, too
-            replica.settle()
-            if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
+            if view.has_room(requests):
                 problems.append(f"I12: KV waits at {watcher.name}, {replica.name} has room for it")
     return problems
 
@@ -153,10 +149,10 @@ def _migrations(cluster: Cluster) -> list[str]:
                 )
         tokens += sum(r.prompt_tokens for b in batches for r in b.requests)
         count = len(batches) + len(watcher.outbound.splits())
-        if count != watcher.source.unfinished_migrations:
+        if count != watcher.source.view().unfinished_migrations:
             problems.append(
                 f"I6: {watcher.name} has {count} batches, its source counts "
-                f"{watcher.source.unfinished_migrations}"
+                f"{watcher.source.view().unfinished_migrations}"
             )
     relayed = [cluster.relay_of(r).answer(r.replica_id) for r in cluster.replicas]
     halves = splits(cluster)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import functools
 import gc
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import anyio
 import msgspec
 from msgspec import inspect
 
@@ -33,17 +31,18 @@ from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unions, unwrap
+from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation
+from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.exits import scratch, sent_to
 from emu.replica.states import ReplicaState as S
 from emu.report.history import History
-from emu.report.summary import build_summary
-from emu.runs.runner import prepare
+from emu.report.summary import build_summary, plain_summary
+from emu.runs.runner import prepare, run_in_kernel
 
 # --- coverage: keys of the schema, kinds of faults by the part that they struck -------------------
 # `schema_keys` reads every key off the tables of the configuration, `keys_of` those of one world;
@@ -84,9 +83,10 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _PROGRAM,
         ),
-        **dict.fromkeys(("router.admission", "scheduler.eviction", "migration.policy"), _ONE),
         **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
+        **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
+        **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }
 )
 """Keys that no drawn world has, and why. Worlds' own lines are written where `path` says."""
@@ -154,7 +154,7 @@ def schema_keys() -> tuple[str, ...]:
     A key that several kinds of a table share is one key; each kind is an entry of its own, too
     (`latency.backend=linear`).
     """
-    return tuple(dict.fromkeys(_keys_in(table_info(Config), "")))
+    return tuple(dict.fromkeys(_keys_in(whole_schema(), "")))
 
 
 def _keys_in(table: inspect.StructType, prefix: str) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _is_optional(kind: inspect.Type) -> bool:
 
 def keys_of(tables: Mapping[str, Any]) -> set[str]:
     """Keys of the schema that a world's tables give."""
-    return set(_given(table_info(Config), tables, ""))
+    return set(_given(whole_schema(), tables, ""))
 
 
 def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> Iterator[str]:
@@ -269,41 +269,33 @@ def _parts(target: str, places: Sequence[Place], states: Sequence[str]) -> set[s
 
 
 # --- trials ---------------------------------------------------------------------------------------
-# A kernel that has the world checked while it runs: between two timers, when nothing moves.
+class Checker:
+    """Has a world checked while it runs: between two timers, when nothing moves."""
 
-
-class CheckingKernel(Kernel):
-    """Calls `check` before every `every`-th timer; what it finds ends the run."""
-
-    def __init__(self, *, every: int, events_per_instant_max: int = 100_000) -> None:
-        super().__init__(events_per_instant_max=events_per_instant_max)
-        self.check: Callable[[], list[str]] = list
-        self.is_quiet = False
-        """The next timer is later than now: this instant is over."""
+    def __init__(self, kernel: Kernel, every: int, check: Callable[[bool], list[str]]) -> None:
+        """`check` before every `every`-th timer, told whether its instant is over; what it finds
+        ends the run."""
         self.checks = 0
-        self._every = every
-        self._left = every
+        self._kernel = kernel
+        self._check = check
+        kernel.check_every(every, self._look)
 
-    def _set_notice(self) -> None:
-        self._notice_ns = -1  # every timer goes through `_move_to`
-
-    def _move_to(self, due_ns: int, rank: int) -> bool:
-        self._left -= 1
-        if self._left <= 0:
-            self._left = self._every
-            self.checks += 1
-            self.is_quiet = due_ns > self.now_ns
-            problems = self.check()
-            if problems:
-                story = [*problems[1:], *self.story()]
-                self.fail(InvariantViolation(problems[0], at_ns=self.now_ns, story=story))
-                return False
-        return super()._move_to(due_ns, rank)
+    def _look(self, is_quiet: bool) -> InvariantViolation | None:
+        self.checks += 1
+        problems = self._check(is_quiet)
+        if not problems:
+            return None
+        story = [*problems[1:], *self._kernel.story()]
+        return InvariantViolation(problems[0], at_ns=self._kernel.now_ns, story=story)
 
 
 # --- One world ------------------------------------------------------------------------------------
 
 FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
+
+
+REFUSED: Final = "input refused"
+"""How the problem of a world begins that does not even start."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -314,6 +306,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     events: int = 0
     virtual_ns: int = 0
     cpu_s: float = 0.0
+    work: int = 0
+    """Events and records of its runs: what it took to check, the same on any machine."""
     gpus: int = 0
     checks: int = 0
     faults: dict[str, int] = {}
@@ -405,7 +399,7 @@ def run_world(
             ]
             _compare(runs, verdict)
     except InputError as error:
-        verdict.problems.append(f"input refused: {error}")
+        verdict.problems.append(f"{REFUSED}: {error}")
     except Exception as error:  # an untyped failure is a finding, with its place
         lines = traceback.format_exception(error)[-4:]
         verdict.problems.append(f"untyped {type(error).__name__}: {error}")
@@ -441,17 +435,15 @@ def _run(
     plan, workload = prepare(config, "chaos")
     recorder = Recorder(directory, config.output, log)
     history = recorder.history = History(follows_steps=not leap)
-    found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
+    found: list[tuple[Cluster, Outcome, Checker]] = []
     interrupts: list[KeyboardInterrupt] = []
 
-    async def main() -> None:
+    async def main(make_kernel: Callable[..., Kernel]) -> None:
         def interrupt() -> None:
             interrupts.append(KeyboardInterrupt())
             kernel.fail(interrupts[-1])
 
-        kernel = CheckingKernel(
-            every=every, events_per_instant_max=config.limits.events_per_instant
-        )
+        kernel = make_kernel(events_per_instant_max=config.limits.events_per_instant)
         cluster = Cluster(
             plan,
             workload,
@@ -460,31 +452,33 @@ def _run(
             kernel=kernel,
             leap=None if leap else False,
         )
-        kernel.check = lambda: validate_world(cluster, is_quiet=kernel.is_quiet)
+        checker = Checker(
+            kernel, every, lambda is_quiet: validate_world(cluster, is_quiet=is_quiet)
+        )
         if break_it is not None:
             break_it(cluster)
-        with sent_to(asyncio.get_running_loop(), interrupt):
+        with sent_to(kernel, interrupt):
             outcome = await cluster.run()
-        found.append((cluster, outcome, kernel))
+        found.append((cluster, outcome, checker))
 
     gc.disable()
     try:
-        anyio.run(main, backend_options={"use_uvloop": True})
+        run_in_kernel(plan, main)
     finally:
         gc.enable()
     recorder.close()
     if interrupts:  # also if the run was over by then
         recorder.requests.discard()
         raise interrupts[0]
-    cluster, outcome, kernel = found[0]
+    cluster, outcome, checker = found[0]
+    verdict.work += outcome.events + len(history.records)
     is_whole = outcome.error is None
     _judge_end(cluster, outcome, verdict)
     stats = recorder.requests.finish(partial=not is_whole)
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
-    files["summary.json"] = msgspec.json.encode(summary)
-    drafts = [replica.speculation for replica in plan.replicas]
-    most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
+    files["summary.json"] = msgspec.json.encode(plain_summary(summary))
+    most = max(replica.more_tokens for replica in plan.replicas)
     scalers = cluster.scalers
     scaling = {"" if len(scalers) == 1 else s.name: s.table for s in scalers if s.is_active}
     judge = Judge(scaling, 1 + most)
@@ -502,7 +496,7 @@ def _run(
     recorder.requests.discard()
     if leap or not verdict.events:
         _count(verdict, cluster, outcome, history.records, files)
-        verdict.checks = kernel.checks
+        verdict.checks = checker.checks
     return _Run(cluster, outcome, files, history.records, recorder)
 
 

@@ -19,6 +19,7 @@ from rich import box
 from rich.table import Table
 
 from emu.catalogue import sizes
+from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
@@ -26,6 +27,7 @@ from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.names import did_you_mean
 from emu.errors import InputError
+from emu.features.page import features_markdown
 from emu.latency.aiconfigurator import covered_pairs
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
@@ -82,6 +84,8 @@ def _model_figures(name: str) -> dict[str, Any]:
 def _matching(names: Sequence[str], pattern: str, what: str) -> list[str]:
     """Names that contain the pattern. Raises InputError if none does."""
     found = [name for name in names if pattern.casefold() in name.casefold()]
+    if not found and what == "models" and split_name(pattern)[1]:
+        found = [lookup_model(pattern, what, pattern).name]  # with the weights that the name says
     if not found:
         problem = f"no name contains it{did_you_mean(pattern, names)}"
         raise InputError(what, None, pattern, problem)
@@ -251,6 +255,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
         "reference/cli.md": cli_markdown,
         "reference/sweep.md": sweep_markdown,
         "reference/catalogue.md": catalogue_markdown,
+        "reference/features.md": features_markdown,
         "reference/cluster.schema.json": lambda: schema_text("cluster"),
         "reference/sweep.schema.json": lambda: schema_text("sweep"),
     }

@@ -522,7 +522,9 @@ def chaos(
     /,
     *,
     seeds: str = "0:100",
+    quick: Annotated[bool, Parameter(negative=())] = False,
     faults: Path | None = None,
+    set_: Overrides = (),
     corpus: Path | None = None,
     every: Positive = 40,
     jobs: Jobs = 0,
@@ -534,7 +536,7 @@ def chaos(
     log_level: Level | None = None,
     log_format: LogFormat = "text",
 ) -> int:
-    """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
+    """Many seeds of random faults, everything checked; exit status 4 if emu was wrong.
 
     Parameters
     ----------
@@ -542,8 +544,13 @@ def chaos(
         Cluster to strike; without one, clusters, policies and workloads are drawn as well.
     seeds
         A:B (B excluded), or one seed.
+    quick
+        A first verdict in seconds: of the workload only the first lines that two seconds of CPU
+        time a seed can check.
     faults
         Configuration whose [[faults]] strike in every run, instead of drawn ones.
+    set_
+        Override a key of the configuration: --set workload.limit=200 (may be repeated).
     corpus
         Replay worlds that once failed: a file, or a directory of them.
     every
@@ -576,6 +583,8 @@ def chaos(
         ray=ray,
         output=output,
         quiet=quiet,
+        overrides=set_,
+        quick=quick,
         log_level=log_level or ("off" if log_format == "text" else "info"),
         log_format=log_format,
     )

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable, SloTable
@@ -17,8 +15,8 @@ from emu.errors import InvariantViolation
 from emu.replica.prerequisites import READ, WRITE
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
+from emu.replica.view import ReplicaHandle
 from emu.report.summary import ModelFacts, RunFacts
-from emu.scheduling.features import SpeculationCounts
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -190,53 +188,19 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults=faults.struck,
         faults_missed=faults.missed,
         energy_j=energy,
-        speculation=_speculation(cluster),
-        adapters=_adapters(cluster),
-        images=_images(cluster),
+        features=_feature_figures(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
 
 
-def _adapters(cluster: Cluster) -> dict[str, int] | None:
-    """Loads and hits of LoRA adapters on all replicas; None without adapters."""
-    books = [r.scheduler.adapters for r in cluster.replicas if r.scheduler.adapters is not None]
-    if not books:
-        return None
-    return {
-        "cold_loads": sum(book.cold_loads for book in books),
-        "host_loads": sum(book.host_loads for book in books),
-        "hits": sum(book.hits for book in books),
-    }
-
-
-def _images(cluster: Cluster) -> dict[str, Any] | None:
-    """What encoders did on all replicas; None where requests have no images."""
-    books = [(r.scheduler.encoder, r.latency) for r in cluster.replicas]
-    if not any(book is not None for book, _ in books):
-        return None
-    from emu.latency.features import EncoderBackend  # most runs have no images
-
-    total = {"encoded": 0, "encoded_tokens": 0, "cache_hits": 0}
-    spent_ns = steps = 0
-    fleet = cluster.gateway.encoders
-    if fleet is not None:  # the replicas load what it has made
-        total = {
-            "encoded": fleet.encoded_images,
-            "encoded_tokens": fleet.encoded_tokens,
-            "cache_hits": fleet.hits,
-            "loaded": sum(book.encoded_images for book, _ in books if book is not None),
-        }
-        return {**total, "encoder_steps": fleet.steps, "encoder_s": fleet.busy_ns / NS_PER_S}
-    for book, latency in books:
-        if book is None:
-            continue
-        total["encoded"] += book.encoded_images
-        total["encoded_tokens"] += book.encoded_tokens
-        total["cache_hits"] += book.hits
-        if isinstance(latency, EncoderBackend):
-            spent_ns += sum(n * latency.costs.images_ns(key) for key, n in book.steps.items())
-            steps += sum(book.steps.values())
-    return {**total, "encoder_steps": steps, "encoder_s": spent_ns / NS_PER_S}
+def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """What each feature says of the run, by its key in the summary."""
+    found: dict[str, dict[str, Any]] = {}
+    for feature in cluster.plan.features:
+        figures = feature.figures(cluster.replicas, cluster.gateway.doors)
+        if figures is not None:
+            found[feature.section] = figures
+    return found
 
 
 def model_facts(cluster: Cluster) -> list[ModelFacts]:
@@ -276,54 +240,6 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def _speculation(cluster: Cluster) -> dict[str, Any] | None:
-    """What became of drafts on all replicas; None without speculative decoding.
-
-    The batch from which it stops paying is that of the first replica that speculates, at the mean
-    context and acceptance of the run.
-    """
-    speculating = [r for r in cluster.replicas if r.scheduler.speculation is not None]
-    if not speculating:
-        return None
-    counts = SpeculationCounts(0)
-    for replica in speculating:
-        if replica.scheduler.speculation is not None:
-            counts.add(replica.scheduler.speculation.counts)
-    drafts = max(1, counts.drafts)
-    first = speculating[0]
-    plan = cluster.plan.replicas[first.replica_id]
-    table = plan.speculation
-    assert table is not None
-    limit = 0
-    if counts.drafts:
-        from emu.latency.features import stops_paying_at
-
-        plain = msgspec.structs.replace(
-            plan.latency_context(cluster.config), drafts=None, draft=None
-        )
-        limit = stops_paying_at(
-            cluster.backends.of(plain),
-            first.latency,
-            table.num_speculative_tokens,
-            1 + counts.accepted_tokens / drafts,
-            counts.context_tokens // drafts,
-            plan.scheduler.requests_max,
-        )
-    return {
-        "method": table.method,
-        "num_drafts": counts.drafts,
-        "num_draft_tokens": counts.draft_tokens,
-        "num_accepted_tokens": counts.accepted_tokens,
-        "acceptance_rate": round(counts.accepted_tokens / max(1, counts.draft_tokens), 6),
-        "mean_acceptance_length": round(1 + counts.accepted_tokens / drafts, 6),
-        "acceptance_rate_per_position": [
-            round(count / drafts, 6) for count in counts.accepted_per_position
-        ],
-        "mean_context_tokens": round(counts.context_tokens / drafts, 3),
-        "stops_paying_at_batch": limit or None,
-    }
-
-
 def _cost(cluster: Cluster, prices: list[float]) -> float:
     """Price of the GPU time; `prices` are those of a GPU-hour, by replica."""
     held = (sum(_held_ns(replica).values()) for replica in cluster.replicas)
@@ -335,13 +251,14 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
     for replica in cluster.replicas:
-        replica.settle()  # one that only keeps pace with its group may be in the middle of a leap
+        # One that only keeps pace with its group may be in the middle of a leap.
+        busy_ns = replica.view().booked_busy_ns
         serving_ns = 0
         for role, held_ns in _held_ns(replica).items():
             gpu_ns[role] = gpu_ns.get(role, 0) + held_ns
             if role in ("prefill", "decode", "colocated"):
                 serving_ns += held_ns
-        idle_ns += max(0, serving_ns - replica.busy_ns * len(replica.gpus))
+        idle_ns += max(0, serving_ns - busy_ns * len(replica.gpus))
     return gpu_ns, idle_ns
 
 
@@ -356,7 +273,7 @@ def _peak_flops(cluster: Cluster) -> tuple[float, float]:
     return busy, held
 
 
-def _held_ns(replica: Replica) -> dict[str, int]:
+def _held_ns(replica: ReplicaHandle) -> dict[str, int]:
     """GPU time of one replica by role."""
     gpu_ns: dict[str, int] = {}
     for state, spent_ns in replica.state_ns.items():

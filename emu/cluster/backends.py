@@ -9,37 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
-from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     AiconfiguratorTable,
     LinearTable,
     ProfileTable,
     RooflineTable,
-    SpeculativeTable,
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.coefficients import scaled
 from emu.latency.context import (
     LatencyContext,
     collectives,
-    engine_collectives,
     engine_steps,
+    make_roofline,
 )
 from emu.latency.engine import HostCosts, host_costs
-from emu.latency.kernels import Ops
-from emu.latency.roofline import RooflineBackend
 from emu.plugins import make_plugin
 from emu.policy import shown
 
 if TYPE_CHECKING:
-    from emu.latency.features import TowerCosts
-    from emu.latency.moe_gate import Gate
     from emu.latency.offload import PimAttention, WeightLoads
     from emu.latency.profile_tables import BlockGrid
 
@@ -50,19 +41,11 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     Raises InputError for what it lacks.
     """
     inner = _corrected(_named(context), context)
-    if context.drafts is not None:
-        inner = _speculative(context, context.drafts, inner)
-    if context.lora is not None:
-        from emu.latency.features import ADAPTER_BYTES, LoraBackend, adapted_matrices
+    for part in context.parts:
+        from emu.latency.parts import AddedBackend  # most replicas have none
 
-        ops = Ops(context.gpu, context.kernels.coefficients(context.gpu), ADAPTER_BYTES)
-        matrices = adapted_matrices(context.model, context.tensor_parallel)
-        inner = LoraBackend(inner, context.lora, ops, matrices)
-    if context.encodes:
-        from emu.latency.features import EncoderBackend
-
-        inner = EncoderBackend(inner, tower_costs(context))
-    if context.drafts is not None or context.lora is not None or context.encodes:
+        inner = AddedBackend(inner, part.pricer(context))
+    if context.parts:
         return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
@@ -81,21 +64,6 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     )
 
 
-def tower_costs(context: LatencyContext) -> TowerCosts:
-    """What images take on the replica's ranks."""
-    from emu.latency.features import TowerCosts  # most runs have no images
-
-    engine = context.engine
-    return TowerCosts(
-        context.model,
-        context.gpu,
-        context.kernels.coefficients(context.gpu),
-        engine_collectives(context),
-        context.tensor_parallel,
-        0 if engine is None else engine.launch_ns,
-    )
-
-
 def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
     """The backend with the corrections of its engine, if it has any."""
     engine = context.engine
@@ -107,44 +75,6 @@ def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend
     from emu.latency.corrected import CorrectedBackend
 
     return CorrectedBackend(inner, engine)
-
-
-def _speculative(
-    context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
-) -> LatencyBackend:
-    """The backend with the drafter's passes behind each step."""
-    engine = context.engine
-    if engine is not None and engine.is_corrected:
-        problem = "its corrections know no drafts (scheduler.speculative_config)"
-        raise InputError(context.source, None, "engine.learned", problem)
-    step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
-    passes = None
-    if step_ns < 0 and context.draft is None:
-        step_ns = 0  # n-grams are looked up beside the GPU's work
-    if step_ns < 0 and context.draft is not None:
-        assert isinstance(context.table, RooflineTable)
-        from emu.latency.features import RooflinePasses
-
-        passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
-    from emu.latency.features import DraftPlan, SpeculativeBackend
-
-    plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
-    return SpeculativeBackend(inner, plan, passes)
-
-
-def _roofline_of(context: LatencyContext, table: RooflineTable, draft: Draft) -> RooflineBackend:
-    """The kernels of a drafter's pass; the engine's part of the step is the target's."""
-    alone = msgspec.structs.replace(
-        context,
-        model=draft.spec,
-        tensor_parallel=draft.tensor_parallel,
-        expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
-        table=msgspec.structs.replace(table, host_overhead=False),
-        engine=None,
-        drafts=None,
-        draft=None,
-    )
-    return _roofline(alone, table, has_engine=False)
 
 
 def weight_loads(context: LatencyContext) -> WeightLoads | None:
@@ -197,9 +127,9 @@ def _named(context: LatencyContext) -> LatencyBackend:
         problem = f"the {table.backend} backend knows no experts one by one"
         raise InputError(context.source, None, "latency.expert_routing", problem)
     if isinstance(table, VidurLayersTable):  # before the roofline, which it derives from
-        return _vidur(context, table, _roofline(context, table))
+        return _vidur(context, table, make_roofline(context, table))
     if isinstance(table, RooflineTable):
-        return _roofline(context, table)
+        return make_roofline(context, table)
     if isinstance(table, LinearTable):
         from emu.latency.linear import LinearBackend
 
@@ -242,46 +172,6 @@ def _watch(made: Any, path: str) -> None:
     made.iteration_ns = watched
 
 
-def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
-    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
-    experts = context.model.experts
-    if experts is None or context.table.expert_routing == "balanced":
-        return None
-    from emu.latency.moe_gate import GateShape, make_gate
-
-    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
-    return make_gate(context.table.expert_routing, shape)
-
-
-def _roofline(
-    context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
-) -> RooflineBackend:
-    made: type[RooflineBackend] = RooflineBackend
-    if context.model.special_layers:
-        from emu.latency.mixed import MixedRooflineBackend
-
-        made = MixedRooflineBackend
-    return made(
-        context.model,
-        context.gpu,
-        tp=context.tensor_parallel,
-        pp=context.pipeline_parallel,
-        ep=context.expert_parallel,
-        dtype=context.dtype,
-        kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(
-            context.kernels.coefficients(context.gpu),
-            table.compute_efficiency,
-            table.memory_efficiency,
-        ),
-        gate=expert_gate(context, max(1, context.expert_parallel)),
-        engine=engine_steps(context) if has_engine else None,
-        is_warm=table.warm_up,
-        collective_ns=engine_collectives(context),
-        round_tokens_to=table.round_tokens_to,
-    )
-
-
 def _vidur(
     context: LatencyContext, table: VidurLayersTable, inner: LatencyBackend
 ) -> LatencyBackend:
@@ -292,8 +182,9 @@ def _vidur(
         problem = "the vidur backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
     dtype = sizes.activation_dtype(model, context.dtype)
-    if dtype not in ("float16", "bfloat16") or context.dtype not in ("auto", dtype):
-        problem = f"Vidur measured 16-bit weights, not {context.dtype}"
+    weights = sizes.weights_told(model, context.dtype)
+    if dtype not in ("float16", "bfloat16") or weights != dtype:
+        problem = f"Vidur measured 16-bit weights, not {weights}"
         raise InputError(context.source, None, "model.dtype", problem)
     device = device_name(context.gpu.name, table.hardware, context.source)
     layers = VidurLayers(Path(table.path), device, model, context.tensor_parallel)
@@ -392,21 +283,25 @@ class SharedBackends:
     """Backends by what they were built from."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[LatencyContext, LatencyBackend]] = []
+        self._known: dict[str, list[tuple[LatencyContext, LatencyBackend]]] = {}
+        """By the table that the replica comes from, which is part of a context: a cluster of many
+        models has many tables."""
 
     def of(self, context: LatencyContext) -> LatencyBackend:
         """The backend of this context, made when it is first asked for."""
-        for known, backend in self._known:
+        made = self._known.setdefault(context.key, [])
+        for known, backend in made:
             if known == context:
                 return backend
         backend = make_latency(context)
-        self._known.append((context, backend))
+        made.append((context, backend))
         return backend
 
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
-        backends = [getattr(backend, "inner", backend) for _, backend in self._known]
-        closing = [backend for backend in backends if hasattr(backend, "aclose")]
+        known = [backend for made in self._known.values() for _, backend in made]
+        backends = [getattr(backend, "inner", backend) for backend in known]
+        closing = [b for b in backends if b.foreign and hasattr(b, "aclose")]
         if not closing:
             return None
         import anyio

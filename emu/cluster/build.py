@@ -17,8 +17,7 @@ from emu.autoscale.planner import Rates
 from emu.autoscale.scaler import Scaler, ScalerWorld
 from emu.autoscale.snapshot import Action, Site, words
 from emu.catalogue import sizes
-from emu.catalogue.lookup import lookup_gpu
-from emu.cluster.backends import SharedBackends, tower_costs
+from emu.cluster.backends import SharedBackends
 from emu.cluster.gateway import Dispatch
 from emu.cluster.plan import (
     Place,
@@ -31,7 +30,7 @@ from emu.cluster.plan import (
     tier_users,
 )
 from emu.config.names import is_import_path
-from emu.config.schema import AutoscaleTable, VllmTable
+from emu.config.schema import AutoscaleTable
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import LowerTier, chunk_tokens_for
@@ -47,13 +46,14 @@ from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
+from emu.replica.view import ReplicaHandle
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.request import Request
 from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue, can_relay
 from emu.scheduling.registry import make_scheduler
-from emu.units import GIB, gbps_to_bytes_per_s, ms_to_ns, s_to_ns
+from emu.units import GIB, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
-    from emu.latency.features import EncoderFleet
+    from emu.features.base import Column, Door
     from emu.migration.live import LiveMigrator, LiveWorld
     from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
     from emu.report.history import History
@@ -152,7 +152,7 @@ class Shared(NamedTuple):
 
 
 def build_insight(
-    plan: Plan, kernel: Kernel, replicas: Sequence[Replica], watchers: Mapping[int, Watcher]
+    plan: Plan, kernel: Kernel, replicas: Sequence[ReplicaHandle], watchers: Mapping[int, Watcher]
 ) -> Insight | None:
     """What policies of a user's own see; None in a run without any."""
     if not any(True for _ in plugins_of(plan.config, plan.replicas)):
@@ -164,7 +164,7 @@ def build_insight(
 
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
     """The one queue that all prefill replicas of a model pull from, with the fcfs policy."""
-    its = [r for r in plan.replicas if r.served == served]
+    its = plan.replicas_of_models[served]
     is_fcfs = any(r.scheduler.policy == "fcfs" for r in its)
     has_roles = not any(r.role == "colocated" for r in its)
     scaling = plan.config.autoscale
@@ -175,18 +175,18 @@ def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
 
 def build_dispatch(
     shared: Shared,
-    members: Sequence[Replica],
+    members: Sequence[ReplicaHandle],
     actors: Sequence[Actor],
     queue: PrefillQueue | None,
     *,
     match: Callable[[int, Request], int],
-    holds_adapter: Callable[[int, Request], bool],
+    holds: Callable[[int, Request], bool],
 ) -> Dispatch:
     """Routing of one model's requests. `actors`: of all replicas."""
     config, insight = shared.plan.config, shared.insight
     plans = [shared.plan.replicas[replica.replica_id] for replica in members]
     served = plans[0].served
-    limits = {model.label: model.max_outstanding for model in config.models}
+    _, table = shared.plan.tables_of_models.get(served, (0, None))
     return Dispatch(
         shared.kernel,
         make_router(
@@ -194,16 +194,16 @@ def build_dispatch(
             seed=config.seed,
             pool="prefill" if members[0].model == 0 else f"prefill of {served}",
             match=match,
-            holds_adapter=holds_adapter,
+            holds=holds,
             own=make_plugin if insight is None else insight.make,
+            look=None if insight is None else insight.look,
         ),
         members,
         actors,
         queue=queue,
         delay_ns=ms_to_ns(config.router.signal_delay_ms),
         max_model_tokens=max(r.max_model_tokens for r in plans),
-        is_own=is_import_path(config.router.policy),
-        outstanding_max=limits.get(served, 0),
+        outstanding_max=0 if table is None else table.max_outstanding,
     )
 
 
@@ -238,7 +238,7 @@ def build_replica(
     )
     replica.board = board
     replica.peers = peers
-    replica.model = shared.plan.models.index(plan.served)
+    replica.model = shared.plan.model_indices[plan.served]
     if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
@@ -274,26 +274,19 @@ def build_intake(shared: Shared) -> Intake | None:
     return Intake(models, own) if models and len(models) == len(takers) else None
 
 
-def build_encoders(plan: Plan) -> EncoderFleet | None:
-    """Encoders of images on GPUs of their own, if there are any."""
-    table = plan.config.encoders
-    if table is None:
-        return None
-    from emu.latency.features import EncoderFleet, embedding_bytes
+def build_doors(plan: Plan) -> Sequence[Door]:
+    """What requests pass at the gateway because of features."""
+    doors = [feature.door(plan.config, plan.replicas) for feature in plan.features]
+    return [door for door in doors if door is not None]
 
-    first = plan.replicas[0]
-    gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu
-    context = msgspec.structs.replace(
-        first.latency_context(plan.config), gpu=gpu, tensor_parallel=1, expert_parallel=1
-    )
-    return EncoderFleet(
-        tower_costs(context),
-        table.count,
-        cache_tokens=table.cache_tokens,
-        token_bytes=embedding_bytes(first.model),
-        bytes_per_s=gbps_to_bytes_per_s(table.nic_gbps or first.node.nic_gbps),
-        latency_ns=round(first.node.nic_latency_us * 1000),
-    )
+
+def build_columns(plan: Plan) -> Sequence[Column]:
+    """What features add to `requests.csv`."""
+    return [
+        column
+        for feature in plan.features
+        for column in feature.columns(plan.config, plan.replicas)
+    ]
 
 
 def _scheduler(
@@ -306,12 +299,13 @@ def _scheduler(
     leap: bool | None,
 ) -> Scheduler:
     table, insight, config = plan.scheduler, shared.insight, shared.plan.config
-    eviction = None
-    if insight is not None and is_import_path(getattr(table, "eviction", "")):
-        eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
-    # Which blocks are kept back changes between the steps of a leap.
-    keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
-    must_step = latency.foreign or keeps_back
+    own = make_plugin if insight is None else partial(insight.make, replica_id=plan.replica_id)
+    parts = [
+        part
+        for feature in plan.features
+        if (part := feature.scheduler_part(plan, config, own)) is not None
+    ]
+    must_step = latency.foreign or any(part.forbids_leap for part in parts)
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,
@@ -320,7 +314,6 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
         kv_layout=plan.kv_layout,
-        prompts_present=config.workload.skip_prefill,
     )
     return make_scheduler(
         table,
@@ -329,10 +322,8 @@ def _scheduler(
         preemptions_max=config.limits.preemptions_per_request,
         tiers=shared.tiers.of(plan),
         ahead=plan.schedules_ahead,
-        seed=config.seed,
-        own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
-        eviction=eviction,
-        encodes=not plan.encodes_apart,
+        own=own,
+        parts=parts,
     )
 
 
@@ -356,13 +347,13 @@ def decode_policy(config: Config) -> str:
     return "least_used" if config.autoscale is None else "first_free"
 
 
-def _oddities(config: Config, model_name: str) -> Sequence[str]:
+def _oddities(plan: Plan, model_name: str) -> Sequence[str]:
     """`autoscale.faithful` of a model."""
-    for model in config.models:
-        if model.label == model_name and "faithful" in model.autoscale:
-            named: Sequence[str] = model.autoscale["faithful"]
-            return named
-    return () if config.autoscale is None else config.autoscale.faithful
+    _, model = plan.tables_of_models.get(model_name, (0, None))
+    if model is not None and "faithful" in model.autoscale:
+        named: Sequence[str] = model.autoscale["faithful"]
+        return named
+    return () if plan.config.autoscale is None else plan.config.autoscale.faithful
 
 
 def _note_taken(
@@ -404,6 +395,7 @@ def build_watchers(
         }
         for world in worlds
     ]
+    holds_halves = ["split_lock" in _oddities(shared.plan, name) for name in shared.plan.models]
     for replica, plan in zip(replicas, plans, strict=True):
         if plan.role == "colocated":
             continue
@@ -425,7 +417,7 @@ def build_watchers(
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
             has_first_token=config.network.first_token == "decode",
-            holds_halves="split_lock" in _oddities(config, plan.served),
+            holds_halves=holds_halves[replica.model],
         )
         watcher = Watcher(
             replica,
@@ -469,10 +461,10 @@ def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator | None:
 
 def build_rejecter(
     shared: Shared,
-    members: Sequence[Replica],
+    members: Sequence[ReplicaHandle],
     *,
-    on_capacity: Callable[[Replica], None],
-    on_changed: Callable[[Replica, bool], None],
+    on_capacity: Callable[[ReplicaHandle], None],
+    on_changed: Callable[[ReplicaHandle, bool], None],
 ) -> KvRejecter | None:
     """The actor that keeps KV from replicas that are far fuller than the rest, if there is one."""
     table = shared.plan.config.kv_reject
@@ -557,7 +549,7 @@ def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
     )
 
 
-def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: Site) -> Rates:
+def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, site: Site) -> Rates:
     """Rp and Rt of section 6.2."""
     prefill = table.tokens_prefilled_per_s
     if prefill == 0:
@@ -609,26 +601,25 @@ class Scalers:
 
     def _table(self, model_name: str) -> AutoscaleTable:
         """[autoscale] with what the model overrides."""
-        config = self._plan.config
-        table = config.autoscale or STATIC
-        for index, model in enumerate(config.models):
-            if model.label == model_name:
-                where = f"models.{index}.autoscale"
-                changed: AutoscaleTable = override(table, model.autoscale, where, "config")
-                return changed
-        return table
+        table = self._plan.config.autoscale or STATIC
+        index, model = self._plan.tables_of_models.get(model_name, (0, None))
+        if model is None:
+            return table
+        where = f"models.{index}.autoscale"
+        changed: AutoscaleTable = override(table, model.autoscale, where, "config")
+        return changed
 
-    def _cache(self, members: Sequence[Replica]) -> HostCache:
+    def _cache(self, members: Sequence[ReplicaHandle]) -> HostCache:
         first = members[0].replica_id
         name, weights = self._plan.replicas[first].served, self._weights[first]
         machines = [self._sites[replica.replica_id].machine for replica in members]
-        pinned = {model.label for model in self._plan.config.models if model.pinned}
+        _, model = self._plan.tables_of_models.get(name, (0, None))
         return HostCache(
             self._table(name),
             machines,
             sum(weights.segments) * weights.grid.tensor_parallel,
             memory=self._memory,
-            is_pinned=name in pinned,
+            is_pinned=model is not None and model.pinned,
         )
 
     def _scaler(self, world: ScalerWorld, cache: HostCache) -> Scaler:
@@ -667,14 +658,17 @@ class GpuSharing:
     def __init__(
         self,
         plan: Plan,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
+        members: Sequence[Sequence[ReplicaHandle]],
         scalers: Sequence[Scaler],
         outstanding: Callable[[int], int],
     ) -> None:
-        """`scalers`: of each model, made later. `outstanding`: requests of a model."""
+        """`members`: the replicas of each model; `scalers`: of each model, made later.
+        `outstanding`: requests of a model."""
         self.version = 0
         self._models = plan.models
         self._replicas = replicas
+        self._members = members
         self._scalers = scalers
         self._outstanding = outstanding
         self._shared = frozenset(r.replica_id for r in plan.replicas if r.shared)
@@ -690,7 +684,7 @@ class GpuSharing:
         """The replica that has a shared GPU now; None = no replica."""
         return self._owner.get(gpu)
 
-    def is_free(self, replica: Replica) -> bool:
+    def is_free(self, replica: ReplicaHandle) -> bool:
         """No other replica is on its GPUs, and no model without any is to get them first."""
         if replica.replica_id not in self._shared:
             return True
@@ -699,7 +693,7 @@ class GpuSharing:
         own, owner = replica.replica_id, self._owner
         return all(owner.get(gpu, own) == own for gpu in replica.gpus)
 
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A replica has changed its state: its GPUs are taken, or free."""
         if replica.replica_id not in self._shared:
             return
@@ -714,7 +708,7 @@ class GpuSharing:
             for scaler in self._scalers:
                 scaler.look()
 
-    def _take(self, replica: Replica) -> None:
+    def _take(self, replica: ReplicaHandle) -> None:
         for gpu in replica.gpus:
             if gpu in self._owner:
                 raise InvariantViolation(
@@ -729,7 +723,7 @@ class GpuSharing:
         Until it has one, no other model that has replicas gets any GPU.
         `asking` is the index of the model.
         """
-        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members(asking))
+        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members[asking])
         if replicas <= 0 or not has_none:
             if asking in self._starving:
                 self._starving.remove(asking)
@@ -743,7 +737,7 @@ class GpuSharing:
         spares = [
             (scaler.shut_since_ns(replica), replica.replica_id, scaler)
             for model, scaler in others
-            for replica in self._members(model)
+            for replica in self._members[model]
             if scaler.may_drop(replica)
         ]
         name = self._models[asking]
@@ -752,12 +746,9 @@ class GpuSharing:
         if len(spares) >= replicas or not has_none:
             return
         loads = [
-            (self._outstanding(model) / len(self._members(model)), model, scaler)
+            (self._outstanding(model) / len(self._members[model]), model, scaler)
             for model, scaler in others
             if scaler.can_spare()
         ]
         if loads and not any(scaler.is_yielding for _, scaler in others):
             min(loads, key=lambda load: load[:2])[2].yield_one(name)
-
-    def _members(self, model: int) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.model == model]

@@ -19,8 +19,9 @@ from emu.cluster.build import (
     Scalers,
     Shared,
     TierBook,
+    build_columns,
     build_dispatch,
-    build_encoders,
+    build_doors,
     build_insight,
     build_intake,
     build_live,
@@ -50,6 +51,7 @@ from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard, SplitBatch
 from emu.replica.replica import Replica
 from emu.replica.states import RECEIVING, ReplicaState, Writer
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import s_to_ns
@@ -94,7 +96,7 @@ class Cluster:
             leap = False
             self.history.links(plan.topology)
             self.network.tell_history(self.history)
-        self._draining: list[Replica] | None = None
+        self._draining: list[ReplicaHandle] | None = None
         """Replicas that shut down their decodes; None = to be found again."""
         self._batch_ids = 0
         self.backends = SharedBackends()
@@ -111,8 +113,9 @@ class Cluster:
             for index, name in enumerate(plan.models)
         ]
         specs = {replica.served: replica.model for replica in plan.replicas}
+        recorder.requests.add_columns(build_columns(plan))
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
-        self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
+        self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
             replica = build_replica(
@@ -127,7 +130,11 @@ class Cluster:
             self.replicas.append(replica)
             pool.members.append(replica)
         self.sharing = GpuSharing(
-            plan, self.replicas, self.scalers, lambda model: self.pools[model].waiting()[2]
+            plan,
+            self.replicas,
+            [pool.members for pool in self.pools],
+            self.scalers,
+            lambda model: self.pools[model].waiting()[2],
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
@@ -135,12 +142,14 @@ class Cluster:
         self._is_shared = [r.shared for r in plan.replicas]
         self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)
-        self.commander = Commander(self.kernel, self.replicas, config.commands)
+        self.commander = Commander(self.kernel, self.replicas, config.commands, self.note)
         self.live = build_live(shared, self)
         self._make_loops(shared)
         if self.history is not None and self.history.follows_steps:
             rejecters = [pool.rejecter for pool in self.pools]
             tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
+        if self.insight is not None:
+            self.insight.keep_history()
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
         if any(replica.shared for replica in self.plan.replicas):
@@ -161,7 +170,7 @@ class Cluster:
                     self.actors,
                     pool.queue,
                     match=self.prefix_match,
-                    holds_adapter=self.holds_adapter,
+                    holds=self.holds,
                 )
                 for pool in self.pools
             ],
@@ -173,7 +182,7 @@ class Cluster:
             cancel=self.cancel,
             on_routed=self.recorder.routed if self.recorder.tells_lives else None,
             intake=build_intake(shared),
-            encoders=build_encoders(shared.plan),
+            doors=build_doors(shared.plan),
             admission=None if insight is None else insight.admission(),
             clients=self.config.workload.concurrency,
         )
@@ -194,8 +203,9 @@ class Cluster:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
         self.recorder.started(self.replicas)
-        for actor in self._actors():
+        for actor in self.living():
             kernel.start(actor)
+            self.recorder.actor_started(actor.name)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
@@ -219,7 +229,7 @@ class Cluster:
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
 
-    def _actors(self) -> list[Actor]:
+    def living(self) -> list[Actor]:
         """All actors, in the order of their first steps."""
         actors: list[Actor] = [*self.actors, *self.watchers.values()]
         actors += [pool.rejecter for pool in self.pools if pool.rejecter is not None]
@@ -234,6 +244,13 @@ class Cluster:
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
             replica.note_time(replica.state, now_ns)
+        self.faults.close()
+        self.commander.close()
+
+    def warnings(self) -> list[str]:
+        """After a run: what was asked for and had no effect."""
+        refused = [f"command at {line}" for line in self.commander.refused]
+        return [*self.faults.unreached, *refused]
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(
@@ -264,19 +281,18 @@ class Cluster:
         """The KV of these requests is gone: they start again elsewhere, or fail."""
         self.recovery.lost(requests, reason)
 
-    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
+    def refuses(
+        self, source: ReplicaHandle, destination: ReplicaHandle, requests: list[Request]
+    ) -> bool:
         """A fault makes this destination refuse what it has room for."""
         transfers = self.faults.transfers
         if not transfers.windows:
             return False
-        destination.settle()
-        scheduler = destination.scheduler
-        free = scheduler.blocks_total - scheduler.blocks_used
-        if scheduler.blocks_to_reserve(requests) > free:
+        if not destination.view().has_room(requests):
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
 
-    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+    def drain_expired(self, replica: ReplicaHandle, requests: list[Request]) -> None:
         """A draining replica's time is over: what it held, and its outbound KV, is lost."""
         self.recovery.drain_expired(replica, requests)
 
@@ -285,11 +301,11 @@ class Cluster:
         """Machines, GPUs and links."""
         return self.plan.topology
 
-    def is_spare(self, replica: Replica) -> bool:
+    def is_spare(self, replica: ReplicaHandle) -> bool:
         """The plan gives it no role."""
         return self.plan.replicas[replica.replica_id].role == "inactive"
 
-    def are_equal(self, one: Replica, other: Replica) -> bool:
+    def are_equal(self, one: ReplicaHandle, other: ReplicaHandle) -> bool:
         """Both have the same shape: one can take the other's role."""
         plans = self.plan.replicas
         return plans[one.replica_id].shape == plans[other.replica_id].shape
@@ -298,7 +314,7 @@ class Cluster:
         """A fault strikes at its time, or now. Raises InputError if it cannot."""
         self.faults.inject(fault)
 
-    def on_capacity(self, replica: Replica) -> None:
+    def on_capacity(self, replica: ReplicaHandle) -> None:
         """Watchers that wait for a destination look again, and routers at its load."""
         if not replica.is_touched:
             replica.touch()
@@ -317,17 +333,22 @@ class Cluster:
         if pool.stuck:
             pool.poke()
 
-    def on_rejected(self, replica: Replica, is_rejected: bool) -> None:
+    def on_rejected(self, replica: ReplicaHandle, is_rejected: bool) -> None:
         """A replica stops receiving KV because it is far fuller than the rest, or no longer."""
         self.recorder.rejected(replica, is_rejected=is_rejected, at_ns=self.kernel.now_ns)
 
-    def on_draining(self, replica: Replica) -> None:
+    def on_draining(self, replica: ReplicaHandle) -> None:
         """Move a decode away from a replica that shuts down, if so configured."""
         if self.live is not None and self.config.migration.drain:
             self.live.drain(replica)
 
     def on_live_migration(
-        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+        self,
+        request: Request,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        started_ns: int,
+        stop_ns: int,
     ) -> None:
         """A running request has moved."""
         self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
@@ -336,7 +357,7 @@ class Cluster:
         """Never called off line; live mode overrides this."""
 
     def on_moved(
-        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
         pool = self.pool_of[replica.replica_id]
@@ -351,7 +372,7 @@ class Cluster:
         self.on_capacity(replica)
 
     def on_relayed(
-        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
+        self, source: ReplicaHandle, old: ReplicaHandle, requests: list[Request], start_layer: int
     ) -> None:
         """A batch has been handed to a helper."""
         self.recorder.relayed(source, old, requests, start_layer, self.kernel.now_ns)
@@ -391,16 +412,20 @@ class Cluster:
         """The queues that prefill replicas pull from: of each model, or none."""
         return self.gateway.queues
 
-    def scaler_of(self, replica: Replica) -> Scaler:
+    def scaler_of(self, replica: ReplicaHandle) -> Scaler:
         """What loads the replica's weights."""
         return self.pool_of[replica.replica_id].scaler
 
-    def relay_of(self, replica: Replica) -> RelayBoard:
+    def relay_of(self, replica: ReplicaHandle) -> RelayBoard:
         """Where the replica's model relays batches."""
         return self.pool_of[replica.replica_id].relay
 
     def on_transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
     ) -> None:
         """A migration has ended."""
         self.recorder.transferred(batch, source, destination, ended_ns)
@@ -424,7 +449,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
-                or request.request_id in self.gateway.encoding
+                or request.request_id in self.gateway.at_doors
                 or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):
@@ -446,26 +471,23 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
-    def holds_adapter(self, replica_id: int, request: Request) -> bool:
-        """Whether the request's LoRA adapter is on a replica's GPU."""
-        adapters = self.replicas[replica_id].scheduler.adapters
-        return adapters is not None and adapters.holds(request.adapter)
+    def holds(self, replica_id: int, request: Request) -> bool:
+        """Whether a replica holds what a feature would load for the request."""
+        return self.replicas[replica_id].view().holds(request)
 
     def prefix_match(self, replica_id: int, request: Request) -> int:
         """Prompt tokens of the request that a replica has in its cache."""
-        replica = self.replicas[replica_id]
-        replica.settle()
-        return replica.scheduler.prefix_match(request)
+        return self.replicas[replica_id].view().prefix_match(request)
 
     def story(self) -> list[str]:
         """Where everything stands: what a run that is stuck shows."""
         lines = [f"{self.gateway.outstanding} requests are outstanding"]
         for replica in self.replicas:
-            scheduler = replica.scheduler
+            view = replica.view()
             lines.append(
-                f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
-                f"{scheduler.running_count} running, {scheduler.blocks_used}/"
-                f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'none'}"
+                f"{replica.name}: {replica.state.value}, {view.waiting_count} waiting, "
+                f"{view.running_count} running, {view.blocks_used}/"
+                f"{view.blocks_total} blocks, lock held by {replica.lock.holder or 'none'}"
             )
             lines += [f"  {line}" for line in replica.history[-5:]]
         for watcher in self.watchers.values():
@@ -494,7 +516,7 @@ class ModelPool:
         self.cluster = cluster
         self.kernel: Kernel = cluster.kernel
         self.queue = queue
-        self.members: list[Replica] = []
+        self.members: list[ReplicaHandle] = []
         """Its replicas, ascending id."""
         self.relay = RelayBoard(lambda one: self.replicas[one].actor.look(), cluster.next_batch_id)
         self.scarce_decode = False
@@ -512,7 +534,7 @@ class ModelPool:
         self.lost = cluster.lost
         self.stuck: dict[int, Watcher] = {}
         """Those that wait for a destination, by source."""
-        self._receivers: list[Replica] | None = None
+        self._receivers: list[ReplicaHandle] | None = None
         """Replicas that may receive KV; None = to be found again."""
 
     @property
@@ -549,14 +571,15 @@ class ModelPool:
             tokens += self.queue.waiting_prefill_tokens
         else:
             for replica in self.members:
-                requests += replica.scheduler.waiting_count
-                tokens += replica.scheduler.waiting_tokens
+                view = replica.view()
+                requests += view.waiting_count
+                tokens += view.waiting_tokens
         outstanding = gateway.outstanding
         if not self.is_only:
             outstanding = gateway.dispatches[self.index].outstanding
         return requests, tokens, outstanding
 
-    def is_placeable(self, replica: Replica) -> bool:
+    def is_placeable(self, replica: ReplicaHandle) -> bool:
         """No replica of another model is on its GPUs."""
         return self.cluster.sharing.is_free(replica)
 
@@ -573,12 +596,12 @@ class ModelPool:
         """A line in the run's timeline."""
         self.cluster.note(kind, target if self.is_only else target or self.name, text)
 
-    def give_up(self, replica: Replica) -> None:
+    def give_up(self, replica: ReplicaHandle) -> None:
         """A live load has failed: KV that waits there, and batches handed over, are lost."""
         self.cluster.recovery.give_up(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------
-    def receivers(self) -> Sequence[Replica]:
+    def receivers(self) -> Sequence[ReplicaHandle]:
         """Replicas whose state lets them receive KV, ascending id."""
         if self._receivers is None:
             self._receivers = [r for r in self.members if r.state in RECEIVING]

@@ -5,7 +5,7 @@ Pure table of what each command means in each state, and a small actor that issu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -14,9 +14,9 @@ from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.kernel.clock import PRIORITY_WORLD, Kernel
 from emu.replica.events import Commanded, SlowdownSet
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.units import s_to_ns
+from emu.replica.view import ReplicaHandle
+from emu.units import NS_PER_S, s_to_ns
 
 S = ReplicaState
 
@@ -59,25 +59,48 @@ SET_LATENCY: Final = "set_latency"
 
 
 class Commander:
-    """Issues the commands at their times. `refused` counts those that did not apply."""
+    """Issues the commands at their times. `refused` lists those that did not apply."""
 
     def __init__(
-        self, kernel: Kernel, replicas: Sequence[Replica], commands: Sequence[CommandTable]
+        self,
+        kernel: Kernel,
+        replicas: Sequence[ReplicaHandle],
+        commands: Sequence[CommandTable],
+        note: Callable[[str, str, str], None],
     ) -> None:
+        """`note` writes a line (kind, target, text) into the timeline."""
         self.refused: list[str] = []
+        self._kernel = kernel
+        self._note = note
+        self._due = dict(enumerate(commands))
+        """Commands whose time has not come, by index."""
         self.latency_factors: dict[int, float] = {}
         """By replica; those that were set."""
-        for command in commands:
+        for index, command in self._due.items():
             kernel.call_at(
                 s_to_ns(command.at_s),
                 PRIORITY_WORLD,
-                partial(self._timed, replicas[command.replica], command),
+                partial(self._timed, replicas[command.replica], index),
             )
 
-    def _timed(self, replica: Replica, command: CommandTable) -> None:
-        self.issue(replica, command)
+    def _timed(self, replica: ReplicaHandle, index: int) -> None:
+        """A command of the configuration; a live one is answered instead, if it does not apply."""
+        command = self._due.pop(index)
+        if not self.issue(replica, command):
+            self._tell(command, self.refused[-1].partition(": ")[2])
 
-    def issue(self, replica: Replica, command: CommandTable) -> bool:
+    def _tell(self, command: CommandTable, why: str) -> None:
+        self._note("command refused", f"replica {command.replica}", why)
+
+    def close(self) -> None:
+        """At the end of a run: commands that it has not come to do not apply."""
+        end_s = self._kernel.now_ns / NS_PER_S
+        for command in self._due.values():
+            why = f"{command.command} was never reached: the run ended at {end_s:g} s"
+            self.refused.append(f"{command.at_s:g} s: {why}")
+            self._tell(command, why)
+
+    def issue(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""
         if command.command == RESET:
             return self._reset(replica, command)
@@ -95,7 +118,7 @@ class Commander:
         replica.actor.tell(order)
         return True
 
-    def _set_latency(self, replica: Replica, command: CommandTable) -> bool:
+    def _set_latency(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """The factor counts from the next iteration on."""
         assert command.factor is not None
         before = self.latency_factors.get(replica.replica_id, 1.0)
@@ -105,18 +128,13 @@ class Commander:
         replica.actor.tell(SlowdownSet(factor=factor))
         return True
 
-    def _reset(self, replica: Replica, command: CommandTable) -> bool:
+    def _reset(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """Forget cached prefixes; as in vLLM, not while a request holds a block."""
-        replica.settle()
-        if replica.scheduler.blocks_used:
+        if replica.view().blocks_used:
             return self.refuse(replica, command, "has requests")
-        pool = getattr(replica.scheduler, "pool", None)
-        if pool is None:  # Vidur's schedulers only count
-            return self.refuse(replica, command, "has no prefix cache")
-        pool.clear()
-        return True
+        return replica.forget_cache() or self.refuse(replica, command, "has no prefix cache")
 
-    def refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+    def refuse(self, replica: ReplicaHandle, command: CommandTable, why: str) -> bool:
         """Note that a command does not apply; False."""
         self.refused.append(
             f"{command.at_s:g} s: replica {replica.replica_id} {why}, "

@@ -12,7 +12,7 @@ from emu.errors import Stalled
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.plugins import blamed
-from emu.replica.replica import Replica
+from emu.replica.view import ReplicaHandle
 
 
 class Outcome(msgspec.Struct):
@@ -63,7 +63,7 @@ class StallGuard:
         self,
         kernel: Kernel,
         gateway: Gateway,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         network: Carrier,
         loads_given_up: Callable[[], int],
         bound_ns: int,
@@ -109,7 +109,7 @@ class StallGuard:
         return Stalled("\n  ".join([*lines, *self._story()]))
 
     def _progress(self) -> tuple[int, int, int]:
-        tokens = sum(sum(replica.tokens_produced) for replica in self._replicas)
+        tokens = sum(sum(replica.view().tokens_produced) for replica in self._replicas)
         gateway = self._gateway
         return tokens, gateway.released - gateway.outstanding, gateway.released
 

@@ -19,16 +19,16 @@ from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
 from emu.latency.engine_steps import Intake
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
-from emu.routing.policies import LoadOrder, Router, Signal
+from emu.routing.policies import LoadOrder, Router, Signal, reads_of
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import ms_to_ns
 from emu.workload.items import Following
 
 if TYPE_CHECKING:
-    from emu.latency.features import EncoderFleet
+    from emu.features.base import Door
 
 
 # --------------------------------------------------------------------------------------------------
@@ -51,19 +51,16 @@ class Dispatch:
         self,
         kernel: Kernel,
         router: Router,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         actors: Sequence[Actor],
         *,
         queue: PrefillQueue | None,
         delay_ns: int,
         max_model_tokens: int,
-        is_own: bool = False,
         outstanding_max: int = 0,
     ) -> None:
-        """`actors` by replica id. `delay_ns`: age of the loads that the router sees. `is_own`:
-        the router is a class of a user's own.
-        """
-        self._is_own = is_own
+        """`actors` by replica id. `delay_ns`: age of the loads that the router sees."""
+        self._reads_blocks = "blocks_used" in reads_of(router)
         self.kernel = kernel
         self.router = router
         self.replicas = replicas
@@ -82,7 +79,7 @@ class Dispatch:
         """Those of replicas that take from it while their weights arrive."""
         self._offered: Request | None = None
         """The head of the queue when they were last woken."""
-        self._candidates: list[Replica] | None = None
+        self._candidates: list[ReplicaHandle] | None = None
         """Replicas that take prompts; None = to be found again."""
         self._linear_load: tuple[int, int] | None = (
             None if delay_ns else getattr(router, "linear_load", None)
@@ -90,18 +87,18 @@ class Dispatch:
         self._order: LoadOrder | None = None
         """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
         self._places: dict[int, int] = {}
-        self._touched: list[Replica] = []
+        self._touched: list[ReplicaHandle] = []
         """Replicas whose queues may have changed since they were last looked at."""
         if self._linear_load is not None and queue is None and len(replicas) > 1:
             for replica in replicas:
                 replica.tell_touches(self._touched)
         self._signals = {
-            r.replica_id: Signal(r.replica_id, 0, 0, 0, 0, 0, r.scheduler.max_num_seqs)
+            r.replica_id: Signal(r.replica_id, 0, 0, 0, -1, 0, r.view().max_num_seqs)
             for r in replicas
         }
         if delay_ns:
             for replica in replicas:
-                replica.keep_signals()
+                replica.keep_signals(delay_ns, with_blocks=self._reads_blocks)
 
     def route(self, request: Request) -> bool:
         """Give the request to a replica or put it into the queue; False if no replica takes it."""
@@ -147,45 +144,40 @@ class Dispatch:
         # The first that can takes it, and then there is often nothing left for others.
         self.kernel.wake_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
 
-    def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
+    def _least_loaded(
+        self, candidates: list[ReplicaHandle], waiting: int, running: int
+    ) -> ReplicaHandle:
         """What a router with `linear_load` would choose from fresh signals."""
-
-        def load(replica: Replica) -> int:
-            scheduler = replica.scheduler
-            return waiting * scheduler.waiting_count + running * scheduler.running_count
-
         order = self._order
         if order is None:
-            order = self._order = LoadOrder([load(r) for r in candidates])
+            loads = [r.view().promised_load(waiting, running) for r in candidates]
+            order = self._order = LoadOrder(loads)
             self._places = {r.replica_id: place for place, r in enumerate(candidates)}
         places = self._places
         for replica in self._touched:
             replica.seen()
             place = places.get(replica.replica_id)
             if place is not None:
-                order.update(place, load(replica))
+                order.update(place, replica.view().promised_load(waiting, running))
         self._touched.clear()
         return candidates[order.first()]
 
-    def _signal(self, replica: Replica) -> Signal:
+    def _signal(self, replica: ReplicaHandle) -> Signal:
         signal = self._signals[replica.replica_id]
-        scheduler = replica.scheduler
-        history = replica.signals
-        if history is None:
-            if self._is_own:  # it may read blocks, which grow in a leap
-                replica.settle()
-            signal.waiting = scheduler.waiting_count
-            signal.running = scheduler.running_count
-            signal.waiting_tokens = scheduler.waiting_tokens
-            signal.blocks_used = scheduler.blocks_used
+        view = replica.view()
+        if self._delay_ns:
+            late = view.late(self.kernel.now_ns - self._delay_ns)
+            assert late is not None
+            _, signal.waiting, signal.running, signal.waiting_tokens, blocks_used = late
+            if self._reads_blocks:
+                signal.blocks_used = blocks_used
         else:
-            horizon_ns = self.kernel.now_ns - self._delay_ns
-            while len(history) > 1 and history[1][0] <= horizon_ns:
-                history.popleft()
-            _, signal.waiting, signal.running, signal.waiting_tokens, signal.blocks_used = history[
-                0
-            ]
-        signal.blocks_total = scheduler.blocks_total
+            signal.waiting = view.waiting_count
+            signal.running = view.running_count
+            signal.waiting_tokens = view.waiting_tokens
+            if self._reads_blocks:
+                signal.blocks_used = view.blocks_used
+        signal.blocks_total = view.blocks_total
         return signal
 
     def recount(self) -> list[str]:
@@ -196,8 +188,7 @@ class Dispatch:
         waiting, running = self._linear_load
         wrong = []
         for replica, kept in zip(candidates, order.loads, strict=True):
-            scheduler = replica.scheduler
-            load = waiting * scheduler.waiting_count + running * scheduler.running_count
+            load = replica.view().promised_load(waiting, running)
             if load != kept and not replica.is_touched:
                 wrong.append(f"{replica.name}: the router believes a load of {kept}, it is {load}")
         return wrong
@@ -234,7 +225,7 @@ class Gateway(Actor):
         kernel: Kernel,
         source: Source,
         dispatches: Sequence[Dispatch],
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         table: RouterTable,
         recovery: RecoveryTable,
         *,
@@ -243,7 +234,7 @@ class Gateway(Actor):
         cancel: Callable[[Request], None],
         on_routed: Callable[[Request], None] | None = None,
         intake: Intake | None = None,
-        encoders: EncoderFleet | None = None,
+        doors: Sequence[Door] = (),
         admission: OwnAdmission | None = None,
         clients: int = 0,
     ) -> None:
@@ -260,10 +251,10 @@ class Gateway(Actor):
         self.held: deque[Request] = deque()
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
-        self.encoding: dict[int, Request] = {}
-        """Requests whose images are encoded on GPUs of the encoders' own."""
+        self.at_doors: dict[int, Request] = {}
+        """Requests that have not passed what features put before admission."""
         self._intake = intake
-        self.encoders = encoders
+        self.doors = doors
         self._admission = admission
         self._clients = clients
         self._delivered_ns = 0
@@ -370,7 +361,7 @@ class Gateway(Actor):
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
         if self._intake is None:
-            self._encode(request)
+            self._pass(request)
             return
         now_ns = self.kernel.now_ns
         ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
@@ -381,19 +372,20 @@ class Gateway(Actor):
         """The front end has done with a request."""
         self.taking.remove(request)  # the oldest, but where routers outside choose
         if request.status < _COMPLETED:  # else its client has left
-            self._encode(request)
+            self._pass(request)
 
-    def _encode(self, request: Request) -> None:
-        """Images first, where encoders stand apart."""
-        if self.encoders is None or not request.images:
+    def _pass(self, request: Request) -> None:
+        """What features put before admission, then admission."""
+        shut = [door for door in self.doors if not door.passes(request)]
+        if not shut:
             self._admit(request)
             return
-        ready_ns = self.encoders.ready_ns(self.kernel.now_ns, request.images)
-        self.encoding[request.request_id] = request
-        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._encoded, request))
+        ready_ns = max(door.ready_ns(self.kernel.now_ns, request) for door in shut)
+        self.at_doors[request.request_id] = request
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._passed, request))
 
-    def _encoded(self, request: Request) -> None:
-        del self.encoding[request.request_id]
+    def _passed(self, request: Request) -> None:
+        del self.at_doors[request.request_id]
         if not request.status.is_terminal:
             self._admit(request)
 
@@ -519,9 +511,7 @@ class Gateway(Actor):
         )
         again.has_more_turns = request.has_more_turns
         again.model = request.model
-        again.acceptance_rate = request.acceptance_rate
-        again.adapter = request.adapter
-        again.images = request.images
+        again.ask_as(request)
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

@@ -19,14 +19,13 @@ from emu.policy import (
     Context,
     Ended,
     OwnAdmission,
-    OwnEviction,
     OwnMigration,
     OwnPlacement,
     ReplicaView,
     RequestView,
     TransferView,
 )
-from emu.replica.replica import Replica
+from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.units import ms_to_ns
 
@@ -43,7 +42,7 @@ class Insight:
         self,
         config: Config,
         kernel: Kernel,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         watchers: Mapping[int, Watcher],
     ) -> None:
         """`replicas` and `watchers` are made later: nothing is asked before."""
@@ -59,6 +58,8 @@ class Insight:
         self._delay_ns = ms_to_ns(config.router.signal_delay_ms)
         scaling = config.autoscale
         self._metrics_delay_ns = ms_to_ns(scaling.metrics_delay_ms) if scaling else 0
+        self._kept_ns = 0
+        """The oldest load that a policy is shown."""
         self._arrival_calls: list[tuple[Callable[[RequestView], object], int]] = []
         self._end_calls: list[tuple[Callable[[Ended], object], int]] = []
 
@@ -69,6 +70,7 @@ class Insight:
         delay_ns = self._metrics_delay_ns if is_planner else self._delay_ns
         if replica_id >= 0:
             delay_ns = 0  # a part of the engine sees its own replica as it is
+        self._kept_ns = max(self._kept_ns, delay_ns)
         context = Context(
             self,
             key=key,
@@ -95,29 +97,30 @@ class Insight:
     def admission(self) -> OwnAdmission | None:
         """The policy that `router.admission` names."""
         path, key = self._config.router.admission, "router.admission"
-        return OwnAdmission(self.make(path, key), path) if path else None
+        return OwnAdmission(self.make(path, key), path, self.look) if path else None
 
     def placement(self) -> OwnPlacement:
         """The policy that `router.decode_policy` names."""
         path, key = self._config.router.decode_policy, "router.decode_policy"
-        return OwnPlacement(self.make(path, key), path)
+        return OwnPlacement(self.make(path, key), path, self.look)
 
     def migration(self) -> OwnMigration:
         """The policy that `migration.policy` names."""
         path, key = self._config.migration.policy, "migration.policy"
         return OwnMigration(self.make(path, key), path)
 
-    def eviction(self, path: str, replica_id: int) -> OwnEviction:
-        """The policy that `scheduler.eviction` of a replica names."""
-        made = self.make(path, "scheduler.eviction", replica_id=replica_id)
-        return OwnEviction(made, path)
+    def keep_history(self) -> None:
+        """Keep what policies that are made by now are shown late."""
+        if self._kept_ns:
+            for replica in self._replicas:
+                replica.keep_signals(self._kept_ns, with_blocks=True)
 
     # --- told by the cluster --------------------------------------------------------------------
     def arrived(self, request: Request) -> None:
         """A request has reached the gateway."""
         self.books.arrived(request, self.now_ns)
         for call, late_ns in self._arrival_calls:
-            self._tell(call, RequestView(request), late_ns)
+            self._tell(call, RequestView(request, self.look), late_ns)
 
     def ended(self, request: Request) -> None:
         """A request has ended."""
@@ -138,32 +141,32 @@ class Insight:
         """Simulated time."""
         return self._kernel.now_ns
 
-    def settle(self) -> None:
-        """Bring the books of all replicas up to this instant."""
-        for replica in self._replicas:
-            if replica.scheduler.running_count:
-                replica.settle()
+    def look(self, request: Request) -> None:
+        """Bring the counts of a request up to this instant."""
+        if request.holder_id >= 0:
+            self._replicas[request.holder_id].view().look_up(request)
+
+    def ttft_ms(self, percent: float, at_ns: int, window_s: float) -> float | None:
+        """Percentile of TTFT over first tokens of the window; None if there was none."""
+        for request in self.books.live.values():
+            if request.first_token_ns < 0:
+                self.look(request)
+        return self.books.ttft_ms(percent, at_ns, window_s)
 
     def replicas(self, delay_ns: int) -> Sequence[ReplicaView]:
         """All replicas, by id; load of `delay_ns` ago."""
         return [self.view(replica, delay_ns) for replica in self._replicas]
 
-    def view(self, replica: Replica, delay_ns: int = 0) -> ReplicaView:
+    def view(self, replica: ReplicaHandle, delay_ns: int = 0) -> ReplicaView:
         """One replica."""
-        scheduler = replica.scheduler
-        history = replica.signals if delay_ns else None
-        if history is None:
-            replica.settle()
-            waiting, running = scheduler.waiting_count, scheduler.running_count
-            tokens, used = scheduler.waiting_tokens, scheduler.blocks_used
+        view = replica.view()
+        if delay_ns:
+            late = view.late(self.now_ns - delay_ns)
+            assert late is not None, "its history is kept"
+            _, waiting, running, tokens, used = late
         else:
-            horizon_ns = self.now_ns - delay_ns
-            seen = history[0]
-            for one in reversed(history):
-                if one[0] <= horizon_ns:
-                    seen = one
-                    break
-            _, waiting, running, tokens, used = seen
+            waiting, running = view.waiting_count, view.running_count
+            tokens, used = view.waiting_tokens, view.blocks_used
         return ReplicaView(
             replica_id=replica.replica_id,
             state=replica.state.value,
@@ -173,15 +176,13 @@ class Insight:
             running=running,
             waiting_tokens=tokens,
             blocks_used=used,
-            blocks_total=scheduler.blocks_total,
-            max_num_seqs=scheduler.max_num_seqs,
+            blocks_total=view.blocks_total,
+            max_num_seqs=view.max_num_seqs,
         )
 
     def prefix_tokens(self, replica_id: int, request: Request) -> int:
         """Prompt tokens that a replica's cache holds."""
-        replica = self._replicas[replica_id]
-        replica.settle()
-        return replica.scheduler.prefix_match(request)
+        return self._replicas[replica_id].view().prefix_match(request)
 
     def transfers(self) -> Sequence[TransferView]:
         """KV that leaves prefill replicas."""
@@ -202,9 +203,7 @@ class Insight:
 
     def running(self, replica_id: int) -> Sequence[Request]:
         """Requests that run on a replica, in order of admission."""
-        replica = self._replicas[replica_id]
-        replica.settle()
-        return list(replica.scheduler.residents())
+        return self._replicas[replica_id].view().residents()
 
     def iteration_ms(self, replica_id: int, shape: tuple[int, int, int]) -> float:
         """Cost of an iteration as the latency model has it. Asks no other process."""

@@ -6,30 +6,20 @@ and `emu/cluster/cluster.py` builds the actors from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from emu.catalogue import sizes
+from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
-from emu.cluster.engine_features import (
-    adapter_bytes,
-    check_adapters,
-    check_encoders,
-    check_images,
-    check_speculation,
-    draft_of,
-    encoder_cache_bytes,
-    images_table,
-    lora_plan,
-    speculative_table,
-    with_draft_layers,
-)
 from emu.config.check import engine_with, overridden, placing
+from emu.config.features import is_widened
 from emu.config.names import NO_ENGINE, is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import (
@@ -42,8 +32,7 @@ from emu.config.schema import (
     PlacementTable,
     ReplicaTable,
     SchedulerTable,
-    SpeculativeTable,
-    VllmTable,
+    ServedModelTable,
 )
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
@@ -55,7 +44,9 @@ from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
-from emu.scheduling.features import LOOKAHEAD_METHODS
+
+if TYPE_CHECKING:
+    from emu.features.base import Feature
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
@@ -97,33 +88,20 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: KvLayout | None = None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     draft: Draft | None = None
-    """The drafter's layers; None without speculative decoding, and for n-grams."""
-    encodes_apart: bool = False
-    """Images are encoded elsewhere, and come as embeddings."""
-
-    @property
-    def speculation(self) -> SpeculativeTable | None:
-        """Speculative decoding; None = there is none."""
-        return speculative_table(self.scheduler)
-
-    @property
-    def has_adapters(self) -> bool:
-        """Requests may name LoRA adapters."""
-        return isinstance(self.scheduler, VllmTable) and self.scheduler.enable_lora
-
-    @property
-    def images(self) -> VllmTable | None:
-        """The scheduler's table, where requests may have images."""
-        return images_table(self.scheduler)
+    """Layers that a feature puts beside the model's, with weights and KV; None = there are none."""
+    features: tuple[Feature, ...] = ()
+    """What its engine has besides, in the order of the registry."""
 
     @property
     def ahead_tokens(self) -> int:
-        """Slots that a sequence may hold beyond its own tokens: drafts and look-ahead."""
-        table = self.speculation
-        if table is None:
-            return 0
-        lookahead = table.num_speculative_tokens if table.method in LOOKAHEAD_METHODS else 0
-        return lookahead + table.num_speculative_tokens * (2 if self.schedules_ahead else 1)
+        """Slots that a sequence may hold beyond its own tokens."""
+        ahead = self.schedules_ahead
+        return sum(one.slots_ahead(self.scheduler, is_ahead=ahead) for one in self.features)
+
+    @property
+    def more_tokens(self) -> int:
+        """Tokens of a sequence in a step beside its next one."""
+        return sum(one.more_tokens(self.scheduler) for one in self.features)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -166,11 +144,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_layout is None:
             return tokens <= self.num_blocks * self.scheduler.block_size
         in_flight_tokens = self.scheduler.tokens_max
-        drafts = self.speculation
         blocks = self.kv_layout.blocks_for(
             tokens,
             in_flight_tokens=in_flight_tokens,
-            speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
+            draft_tokens=self.more_tokens,
         )
         return blocks <= self.num_blocks
 
@@ -222,15 +199,20 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             overlapped=self.is_overlapped,
             max_num_seqs=self.scheduler.requests_max,
             max_num_batched_tokens=self.scheduler.tokens_max,
-            drafts=self.speculation,
-            draft=self.draft,
-            lora=lora_plan(self.scheduler, self.model, self.tensor_parallel, self.node, self.gpu),
-            encodes=self.images is not None and not self.encodes_apart,
+            parts=tuple(
+                part
+                for feature in self.features
+                if (part := feature.pass_part(self, config)) is not None
+            ),
         )
 
+    def slots(self, ask: str) -> int:
+        """How many different things of this sort (`Facts.asks`) it holds at once; 0 = none."""
+        return sum(one.slots(self) for one in self.features if ask in one.serves)
 
-class Plan(msgspec.Struct, frozen=True):
-    """The cluster as facts."""
+
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """The cluster as facts. What follows from them is worked out once, at the first asking."""
 
     config: Config
     source: str
@@ -238,16 +220,38 @@ class Plan(msgspec.Struct, frozen=True):
     gpus_of_nodes: tuple[GpuSpec, ...]
     replicas: tuple[ReplicaPlan, ...]
 
-    @property
+    @cached_property
     def models(self) -> tuple[str, ...]:
         """What requests may ask for, in the order of the configuration."""
         return tuple(dict.fromkeys(replica.served for replica in self.replicas))
 
+    @cached_property
+    def model_indices(self) -> Mapping[str, int]:
+        """Index in `models` by name."""
+        return {name: index for index, name in enumerate(self.models)}
+
+    @cached_property
+    def replicas_of_models(self) -> Mapping[str, Sequence[ReplicaPlan]]:
+        """The replicas of each model, ascending id, in the order of `models`."""
+        found: dict[str, list[ReplicaPlan]] = {}
+        for replica in self.replicas:
+            found.setdefault(replica.served, []).append(replica)
+        return found
+
+    @cached_property
+    def tables_of_models(self) -> Mapping[str, tuple[int, ServedModelTable]]:
+        """The `[[models]]` by what requests call them, with their index; empty without any."""
+        return {table.label: (index, table) for index, table in enumerate(self.config.models)}
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What any replica's engine has besides."""
+        return tuple(dict.fromkeys(one for replica in self.replicas for one in replica.features))
+
     @property
     def default_model(self) -> int:
         """Index of the model that serves requests which name none."""
-        label = self.config.model.label
-        return self.models.index(label) if label in self.models else 0
+        return self.model_indices.get(self.config.model.label, 0)
 
 
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
@@ -291,9 +295,11 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     for replica in replicas:
         if replica.latency.jitter and replica.bound is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")
-    _check_drafts(replicas, source)
-    takers = all(replica.images for replica in replicas)
-    check_encoders(config.encoders, len({r.served for r in replicas}), takers, source)
+    if is_widened(config) or any(replica.features for replica in replicas):
+        from emu.features.registry import all_features
+
+        for feature in all_features():
+            feature.check_fleet(config, replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
@@ -317,23 +323,11 @@ def _plan_group(
     bound = _bound(config, group, latency, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
-    check_adapters(scheduler, latency, model, table, source)
-    check_images(scheduler, latency, model, table, source)
-    drafts, draft = speculative_table(scheduler), None
-    if drafts is not None:
-        check_speculation(drafts, scheduler, latency, table, source)
-        draft = draft_of(drafts, model, table.tensor_parallel, source)
-        if scheduler.caches_prefixes and has_states(model):
-            problem = f"the states of {model.name} cannot be cached beside drafts; set it to false"
-            raise InputError(source, None, "scheduler.prefix_caching", problem)
-    layout = _layout_of(config, group, model_table, scheduler, model, draft, source)
-    for name, is_set in (
-        ("workload.skip_prefill", config.workload.skip_prefill),
-        ("scheduler.retain_s", isinstance(scheduler, VllmTable) and scheduler.retain_s > 0),
-    ):
-        if layout is not None and is_set:
-            problem = f"{model.name} has layers that keep other things than all tokens"
-            raise InputError(source, None, name, problem)
+    features = _features(config, table, model, scheduler, latency, source)
+    draft = _layers_beside(features, scheduler, model, table.tensor_parallel, source)
+    layout = _layout_of(config, group, model_table, scheduler, model, draft, features, source)
+    if layout is not None and features:
+        _features(config, table, model, scheduler, latency, source, has_groups=True)
     counted = _counted_engine(scheduler, latency, bound)
     longest = model_table.max_model_tokens or model.max_position
     memories: dict[int, tuple[SchedulerTable, MemoryPlan, int]] = {}
@@ -342,10 +336,19 @@ def _plan_group(
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
-            server = Server(gpu=gpu, max_model_tokens=longest)
-            its = filled(scheduler, bound, server)
+            its = filled(scheduler, bound, Server(gpu=gpu, max_model_tokens=longest))
             divided = _memory(
-                table, model_table, model, its, counted, gpu, layout, draft, source, key
+                table,
+                model_table,
+                model,
+                its,
+                counted,
+                gpu,
+                layout,
+                draft,
+                features,
+                source,
+                key,
             )
             memories[machine.table] = (its, *divided)
         its, memory, num_blocks = memories[machine.table]
@@ -375,7 +378,7 @@ def _plan_group(
             shared=table.shared,
             kv_layout=layout,
             draft=draft,
-            encodes_apart=config.encoders is not None,
+            features=features,
         )
 
 
@@ -386,6 +389,7 @@ def _layout_of(
     scheduler: SchedulerTable,
     model: ModelSpec,
     draft: Draft | None,
+    features: Sequence[Feature],
     source: str,
 ) -> KvLayout | None:
     """How the layers of a hybrid model share KV blocks; None = all layers keep all tokens."""
@@ -404,9 +408,46 @@ def _layout_of(
         table,
         model_table,
         scheduler,
+        features,
         keeps_groups,
         f"{source}: replicas.{group}",
     )
+
+
+def _features(
+    config: Config,
+    table: ReplicaTable,
+    model: ModelSpec,
+    scheduler: SchedulerTable,
+    latency: LatencyTable,
+    source: str,
+    *,
+    has_groups: bool = False,
+) -> tuple[Feature, ...]:
+    """The features of a table of replicas, checked; `has_groups`: its layers share blocks."""
+    if not (is_widened(config) or is_widened(scheduler)):
+        return ()  # most replicas have none, and load none
+    from emu.features.modes import Seat
+    from emu.features.registry import check_features, features_on
+
+    features = features_on(config, scheduler)
+    check_features(features, Seat(config, table, scheduler, latency, model, has_groups, source))
+    return features
+
+
+def _layers_beside(
+    features: Sequence[Feature], scheduler: SchedulerTable, model: ModelSpec, tp: int, source: str
+) -> Draft | None:
+    """Layers that a feature puts beside the model's."""
+    found = [feature.layers(scheduler, model, tp, source) for feature in features]
+    return next((layers for layers in found if layers is not None), None)
+
+
+def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
+    """The target with the drafter's layers behind its own, as far as KV is concerned."""
+    layers = [target.layer(index) for index in range(target.layers)]
+    layers += [draft.spec.layer(index) for index in range(draft.spec.layers)]
+    return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
 
 
 def _memory(
@@ -418,10 +459,12 @@ def _memory(
     gpu: GpuSpec,
     layout: KvLayout | None,
     draft: Draft | None,
+    features: Sequence[Feature],
     source: str,
     key: str,
 ) -> tuple[MemoryPlan, int]:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
+    tp = table.tensor_parallel
     reserve = 0
     if engine is not None:
         kept = engine.memory.kept(
@@ -435,35 +478,23 @@ def _memory(
     memory = engine_plan(
         model,
         gpu.memory_gib if engine is None else gpu.reported_gib,
-        tp=table.tensor_parallel,
+        tp=tp,
         pp=table.pipeline_parallel,
         ep=table.expert_parallel,
         dtype=model_table.dtype,
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + encoder_cache_bytes(scheduler, model),
+        reserve_bytes=reserve + sum(one.reserve_bytes(scheduler, model) for one in features),
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=draft,
-        adapter_bytes=adapter_bytes(scheduler, model, table.tensor_parallel),
+        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
         source=f"{source}: {key}",
     )
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return memory, scheduler.num_blocks or blocks
-
-
-def _check_drafts(replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """KV that moves between replicas has the same layers on both sides, the drafter's included."""
-    first = replicas[0]
-    for replica in replicas:
-        moves = any(one.role != "colocated" for one in (first, replica))
-        alike = replica.model == first.model and replica.kv_dtype == first.kv_dtype
-        if moves and alike and replica.kv_bytes_per_token != first.kv_bytes_per_token:
-            problem = "replicas that exchange KV need the same drafter (its layers have KV too)"
-            key = f"replicas.{replica.group}.scheduler.speculative_config"
-            raise InputError(source, None, key, problem)
 
 
 def has_states(model: ModelSpec) -> bool:
@@ -476,6 +507,7 @@ def _hybrid_layout(
     table: ReplicaTable,
     model_table: ModelTable,
     scheduler: SchedulerTable,
+    features: Sequence[Feature],
     keeps_groups: bool,
     source: str,
 ) -> KvLayout | None:
@@ -492,14 +524,13 @@ def _hybrid_layout(
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
-    drafts = speculative_table(scheduler)
     layout = kv_layout(
         model,
         sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
         dtype=model_table.dtype,
         tp=table.tensor_parallel,
         block_size=scheduler.block_size,
-        speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
+        draft_tokens=sum(one.more_tokens(scheduler) for one in features),
         source=source,
     )
     return None if layout.is_uniform else layout
@@ -550,6 +581,7 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
+        check_dtype(spec, table.dtype, source)
     return spec
 
 
@@ -672,16 +704,13 @@ def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tupl
         ("migration.policy", config.migration.policy),
     ]
     for replica in replicas:
-        eviction = getattr(replica.scheduler, "eviction", "last")
-        if eviction != "last" and replica.scheduler.policy != "vllm":
-            problem = f"policy {replica.scheduler.policy} does not ask it; vllm does"
-            raise InputError("config", None, "scheduler.eviction", problem)
         named += [
             ("scheduler.policy", replica.scheduler.policy),
-            ("scheduler.eviction", eviction),
             ("latency.backend", replica.latency.backend),
             ("latency.expert_routing", replica.latency.expert_routing),
         ]
+        for feature in replica.features:
+            named += feature.classes(replica.scheduler)
     if config.autoscale is not None:
         named.append(("autoscale.planner", config.autoscale.planner))
     return dict.fromkeys((key, path) for key, path in named if is_import_path(path))

@@ -18,8 +18,8 @@ from emu.config.schema import OutputTable
 from emu.log import Log
 from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
+from emu.replica.view import ReplicaHandle
 from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.history import History
 from emu.report.itl import GapLog
@@ -45,6 +45,7 @@ _EVENTS: Final = {
     "fault missed": "fault.missed",
     "host_cache": "host_cache.summed",
     "recall lost": "recall.lost",
+    "command refused": "command.refused",
 }
 """Names of log events, by kind of mark; a mark of another kind is `timeline.noted`."""
 
@@ -168,7 +169,12 @@ class Recorder:
             self.trace.ended(request, self._stages)
         self.requests.terminal(request)
 
-    def started(self, replicas: Sequence[Replica]) -> None:
+    def actor_started(self, name: str) -> None:
+        """An actor's life begins: a coroutine, or a task, with this name."""
+        if self.log is not None and self.log.tells_batches:
+            self.log.debug("actor.started", actor=name)
+
+    def started(self, replicas: Sequence[ReplicaHandle]) -> None:
         """First line of each replica."""
         for replica in replicas:
             self.transitions.record(
@@ -187,7 +193,7 @@ class Recorder:
                 )
 
     def moved(
-        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica has changed its state."""
         self._have_moved = True
@@ -225,7 +231,9 @@ class Recorder:
                     queued_ns=batch.formed_ns - request.arrival_ns,
                 )
 
-    def sent(self, batch: MigratingBatch, source: Replica, destination: Replica) -> None:
+    def sent(
+        self, batch: MigratingBatch, source: ReplicaHandle, destination: ReplicaHandle
+    ) -> None:
         """A migration begins."""
         assert self.log is not None
         self.log.event(
@@ -237,7 +245,11 @@ class Recorder:
         )
 
     def transferred(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
     ) -> None:
         """A migration has ended."""
         if self.history is not None:
@@ -256,7 +268,12 @@ class Recorder:
             )
 
     def moved_live(
-        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+        self,
+        request: Request,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        started_ns: int,
+        stop_ns: int,
     ) -> None:
         """A running request went from one replica to another."""
         self.live_migrations += 1
@@ -293,7 +310,12 @@ class Recorder:
             self.trace.mark(at_ns, replica, kind, text)
 
     def _note_move(
-        self, rows: list[int], source: Replica, destination: Replica, at_ns: int, **what: object
+        self,
+        rows: list[int],
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        at_ns: int,
+        **what: object,
     ) -> None:
         assert self.history is not None
         self.history.add(
@@ -340,8 +362,8 @@ class Recorder:
 
     def relayed(
         self,
-        source: Replica,
-        old: Replica,
+        source: ReplicaHandle,
+        old: ReplicaHandle,
         requests: list[Request],
         start_layer: int,
         at_ns: int,
@@ -361,7 +383,7 @@ class Recorder:
                 start_layer=start_layer,
             )
 
-    def rejected(self, replica: Replica, *, is_rejected: bool, at_ns: int) -> None:
+    def rejected(self, replica: ReplicaHandle, *, is_rejected: bool, at_ns: int) -> None:
         """A decode replica stops receiving KV because it is far fuller than the rest, or no longer.
 
         In marks.csv, the trace and the log: results of requests do not depend on being told.
@@ -371,7 +393,7 @@ class Recorder:
     def sample(
         self,
         at_ns: int,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         is_shared: Sequence[bool],
         gateway: Gateway,
         watchers: Collection[Watcher],
@@ -384,15 +406,15 @@ class Recorder:
             self._have_moved = False
         waiting = waiting_tokens = running = used = total = prefill = decode = 0
         for replica, state in zip(replicas, self._states, strict=True):
-            scheduler = replica.scheduler
             if state == "inactive" and is_shared[replica.replica_id]:
                 continue  # another replica is on its GPUs, or none
-            replica_prefill, replica_decode = replica.tokens_produced
-            its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
-            blocks_used, blocks_total = scheduler.blocks_used, scheduler.blocks_total
+            view = replica.view()
+            replica_prefill, replica_decode = view.tokens_produced
+            its_running, its_waiting = view.running_count, view.waiting_count
+            blocks_used, blocks_total = view.blocks_used, view.blocks_total
             if its_waiting:
                 waiting += its_waiting
-                waiting_tokens += scheduler.waiting_tokens
+                waiting_tokens += view.waiting_tokens
             running += its_running
             used += blocks_used
             total += blocks_total

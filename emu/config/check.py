@@ -24,6 +24,7 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import names, schema
+from emu.config.features import is_widened, with_keys
 from emu.config.names import engine_moved, nearest, unknown_key, unknown_value
 from emu.config.schema import (
     AiconfiguratorTable,
@@ -339,6 +340,12 @@ class Union(NamedTuple):
         """Names of the kinds that have a key."""
         return [name for name, kind in self.kinds.items() if key in kind.__struct_fields__]
 
+    def with_keys(self) -> Union:
+        """The kinds with the keys of features."""
+        kinds = {name: with_keys(kind) for name, kind in self.kinds.items()}
+        own = None if self.own is None else with_keys(self.own)
+        return self._replace(kinds=kinds, own=own)
+
 
 _BASES: Final[Mapping[str, Struct]] = {
     "policy": SchedulerTable,
@@ -379,17 +386,29 @@ _FIELDS: Final[Mapping[str, Struct]] = {"scheduler": SchedulerTable, "latency": 
 
 
 @functools.cache
-def unions() -> Mapping[Struct, Union]:
-    """All of them, faults included, whose kinds are loaded only for files that have some."""
+def fault_kinds() -> Union:
+    """The kinds of `[[faults]]`, which are loaded only for files that have some."""
     from emu.config.tables.faults import FAULTS
 
     kinds = {str(get_args(kind.__annotations__["kind"])[0]): kind for kind in FAULTS}
-    return MappingProxyType({**KINDS, FaultTable: Union("kind", kinds, has_default=False)})
+    return Union("kind", kinds, has_default=False)
+
+
+@functools.cache
+def unions() -> Mapping[Struct, Union]:
+    """All of them, with the keys of features, and faults: neither is loaded for a plain file."""
+    wide = {base: union.with_keys() for base, union in KINDS.items()}
+    return MappingProxyType({**wide, FaultTable: fault_kinds()})
+
+
+def whole_schema() -> inspect.StructType:
+    """The types of the whole file, with the keys of features."""
+    return table_info(with_keys(Config))
 
 
 def fault_of(raw: Mapping[str, Any]) -> FaultTable:
     """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
-    made = msgspec.convert(raw, prepared(unions()[FaultTable].kind_of(raw)))
+    made = msgspec.convert(raw, prepared(fault_kinds().kind_of(raw)))
     assert isinstance(made, FaultTable)
     return made
 
@@ -402,13 +421,28 @@ def convert(raw: Mapping[str, Any]) -> Config:
     if isinstance(faults, list) and faults and all(isinstance(fault, dict) for fault in faults):
         del rest["faults"]
         made["faults"] = [fault_of(fault) for fault in faults]
-    config = msgspec.convert(rest, prepared(Config))
+    config = _read(rest, Config)
+    assert isinstance(config, Config)
     for name, base in _FIELDS.items():
         if name in raw:
             table = raw[name]
-            kind = KINDS[base].kind_of(table) if isinstance(table, dict) else base
-            made[name] = msgspec.convert(table, prepared(kind))
+            made[name] = _read(
+                table, KINDS[base].kind_of(table) if isinstance(table, dict) else base
+            )
     return msgspec.structs.replace(config, **made) if made else config
+
+
+def _read(raw: Any, kind: Struct) -> msgspec.Struct:
+    """A table as its kind. Features are loaded for one that the plain kind does not take, and for
+    a class of a user's own, which may read all keys. Raises msgspec.ValidationError."""
+    if any(kind is union.own for union in KINDS.values()):
+        return msgspec.convert(raw, prepared(with_keys(kind)))
+    try:
+        return msgspec.convert(raw, prepared(kind))
+    except msgspec.ValidationError:
+        if with_keys(kind) is kind:
+            raise
+        return msgspec.convert(raw, prepared(with_keys(kind)))
 
 
 def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
@@ -422,13 +456,14 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
         return msgspec.convert(plain | dict(changes), prepared(type(table)))
     merged = plain | dict(changes)
     kind = KINDS[base].kind_of(merged)
-    if kind is not type(table):
+    if not isinstance(table, kind):
+        known = with_keys(kind) if is_widened(table) else kind
         merged = {
             key: value
             for key, value in merged.items()
-            if key in changes or key in kind.__struct_fields__
+            if key in changes or key in known.__struct_fields__
         }
-    return msgspec.convert(merged, prepared(kind))
+    return _read(merged, kind)
 
 
 def engine_with(table: EngineTable, changes: Mapping[str, Any]) -> EngineTable:
@@ -463,6 +498,7 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
 _INT_MAX: Final = 2**63 - 1
 _NUMBER_MAX: Final = 1e15
 _SHOWN_CHARS: Final = 60
+_SWEEP: Final = "unknown key; a file with a base is a sweep: emu sweep FILE"
 _OWNERS_SHOWN: Final = 4
 _STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
 """Categories of characters that no name or path has: control, invisible formats, line ends."""
@@ -563,7 +599,7 @@ def struct_of(kind: inspect.Type) -> inspect.StructType | None:
 
 class _Checker:
     def __init__(self) -> None:
-        self.root = table_info(schema.Config)
+        self.root = whole_schema()
         self.raw: dict[str, Any] = {}
         self.elsewhere: dict[str, str] = {}
         self._collect(self.root, "")
@@ -647,7 +683,8 @@ class _Checker:
                 continue
             if key not in known:
                 elsewhere = {} if partial else self.elsewhere
-                yield where, unknown_key(key, list(known), elsewhere)
+                is_sweep = where == ("base",)
+                yield where, _SWEEP if is_sweep else unknown_key(key, list(known), elsewhere)
                 continue
             table = PARTIAL_TABLES.get((struct.cls, key))
             if table is not None:

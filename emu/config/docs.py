@@ -15,7 +15,17 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import names, schema
-from emu.config.check import KINDS, PARTIAL_TABLES, Union, struct_of, table_info, unions, unwrap
+from emu.config.check import (
+    KINDS,
+    PARTIAL_TABLES,
+    Union,
+    struct_of,
+    table_info,
+    unions,
+    unwrap,
+    whole_schema,
+)
+from emu.config.features import with_keys
 from emu.config.presets import PRESETS
 
 _INTRO: Final = """\
@@ -45,7 +55,7 @@ _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
 
 def config_schema() -> dict[str, Any]:
     """JSON Schema of the configuration, with descriptions."""
-    document: dict[str, Any] = msgspec.json.schema(schema.Config)
+    document: dict[str, Any] = msgspec.json.schema(with_keys(schema.Config))
     definitions = document["$defs"]
     for base, union in unions().items():
         definitions[base.__name__] = _union_schema(base, union, definitions)
@@ -53,11 +63,11 @@ def config_schema() -> dict[str, Any]:
         properties = definitions[holder.__name__]["properties"]
         described = {"description": properties[key]["description"]}
         if table in KINDS:  # of which kind depends on the table that it overrides
-            own = KINDS[table].own
-            assert own is not None
-            widest = own.__name__
-            kinds = [*KINDS[table].kinds, _IMPORT_PATH]
-            named = definitions[widest]["properties"] | {KINDS[table].key: _words(kinds)}
+            union = unions()[table]
+            assert union.own is not None
+            widest = union.own.__name__
+            kinds = [*union.kinds, _IMPORT_PATH]
+            named = definitions[widest]["properties"] | {union.key: _words(kinds)}
             properties[key] = described | definitions[widest] | {"properties": named}
         else:
             properties[key] = described | {
@@ -153,13 +163,13 @@ def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
 
 def tables() -> Iterator[tuple[str, inspect.StructType]]:
     """Every table of the schema with its dotted path (`replicas[]` for arrays of tables)."""
-    yield from _walk("", table_info(schema.Config))
+    yield from _walk("", whole_schema())
 
 
 def _walk(path: str, struct: inspect.StructType) -> Iterator[tuple[str, inspect.StructType]]:
     yield path, struct
     fields = {item.name: item for item in struct.fields}
-    for kind in KINDS[struct.cls].kinds.values() if struct.cls in KINDS else ():
+    for kind in unions()[struct.cls].kinds.values() if struct.cls in KINDS else ():
         for item in table_info(kind).fields:
             fields.setdefault(item.name, item)
     for item in fields.values():

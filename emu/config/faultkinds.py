@@ -12,7 +12,15 @@ from typing import Any, Final, get_args
 
 from msgspec import Struct, inspect
 
-from emu.config.check import Problem, check_document, dotted, fault_of, table_info, unions, unwrap
+from emu.config.check import (
+    Problem,
+    check_document,
+    dotted,
+    fault_kinds,
+    fault_of,
+    table_info,
+    unwrap,
+)
 from emu.config.schema import FaultTable
 from emu.config.tables.faults import ReplicaStage, RequestStage
 from emu.errors import InputError
@@ -83,7 +91,7 @@ def _bounds(kind: inspect.Type) -> tuple[float, float]:
 FAULT_KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
     {
         name: _kind(kind)
-        for name, kind in unions()[FaultTable].kinds.items()
+        for name, kind in fault_kinds().kinds.items()
         if issubclass(kind, FaultTable)
     }
 )
@@ -127,7 +135,7 @@ def modernize(faults: object) -> dict[tuple[str | int, ...], tuple[str | int, ..
     moved: dict[tuple[str | int, ...], tuple[str | int, ...]] = {}
     if not isinstance(faults, list):
         return moved
-    kinds = unions()[FaultTable].kinds
+    kinds = fault_kinds().kinds
     for index, fault in enumerate(faults):
         name = fault.get("kind") if isinstance(fault, dict) else None
         kind = kinds.get(name) if isinstance(name, str) else None

@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from emu.config import names, schema
+from emu.config import names
 from emu.config.check import (
     PARTIAL_TABLES,
     Path,
@@ -43,7 +43,9 @@ from emu.config.check import (
     table_info,
     unions,
     unwrap,
+    whole_schema,
 )
+from emu.config.features import features_problems
 from emu.config.names import is_file_path, is_import_path, unknown_value
 from emu.config.presets import PRESETS, expand_models, fill_engine, fill_preset, fleet_problems
 from emu.config.schema import (
@@ -54,9 +56,7 @@ from emu.config.schema import (
     ProfileTable,
     ReplicaTable,
     SloTable,
-    SyntheticTable,
     VidurLayersTable,
-    VllmTable,
     WorkloadTable,
 )
 from emu.errors import InputError
@@ -74,7 +74,7 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_nodes(config),
         *_fleet(config),
         *_workload(config),
-        *_retention(config),
+        *features_problems(config),
         *_first_come(config),
         *_objectives(config),
         *_autoscale(config),
@@ -126,16 +126,10 @@ def _words(config: Config) -> Iterator[Problem]:
     yield from _word(("migration", "policy"), config.migration.policy, names.MIGRATIONS)
     if config.migration.policy not in names.MIGRATIONS and not config.migration.rebalance:
         yield ("migration", "policy"), "is asked for nothing without migration.rebalance = true"
-    eviction = getattr(config.scheduler, "eviction", "last")
-    yield from _word(("scheduler", "eviction"), eviction, names.EVICTIONS)
     yield from _engines(config)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
-    for index, group in enumerate(config.replicas):
-        if "eviction" in group.scheduler:
-            path = ("replicas", index, "scheduler", "eviction")
-            yield from _word(path, str(group.scheduler["eviction"]), names.EVICTIONS)
     if config.autoscale is not None:
         yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
         preset = config.autoscale.preset
@@ -241,10 +235,8 @@ def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
 
 def _workload(config: Config) -> Iterator[Problem]:
     workload = config.workload
-    made, plain = workload.synthetic, SyntheticTable()
+    made = workload.synthetic
     yield from _time_of_arrivals(workload)
-    if workload.skip_prefill:
-        yield from _skipped_prefill(config)
     if workload.think_s and workload.turns != "all":
         yield ("workload", "think_s"), 'is between turns; it needs turns = "all"'
     if workload.turns == "all" and not workload.path:
@@ -255,6 +247,7 @@ def _workload(config: Config) -> Iterator[Problem]:
         yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:
         return
+    plain = type(made)()
     if workload.path and msgspec.structs.replace(made, arrivals=plain.arrivals) != plain:
         problem = "beside a path, only arrivals can be given: the lengths are the file's"
         yield ("workload", "synthetic"), problem
@@ -303,31 +296,6 @@ def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
     if made is not None and made.arrivals != ArrivalsTable():
         problem = "clients in a closed loop arrive when others end; leave out the arrivals"
         yield ("workload", "synthetic", "arrivals"), problem
-
-
-def _skipped_prefill(config: Config) -> Iterator[Problem]:
-    """Prompts that are there already need replicas that decode what arrives, and their books."""
-    here: Path = ("workload", "skip_prefill")
-    if any(group.role != "colocated" for group in config.replicas) or config.models:
-        yield here, "expected colocated replicas: there is nothing for prefill replicas to do"
-    common = config.scheduler.policy
-    if any(group.scheduler.get("policy", common) != "vllm" for group in config.replicas):
-        yield here, 'needs scheduler.policy = "vllm"'
-
-
-def _retention(config: Config) -> Iterator[Problem]:
-    """KV stays between turns where its session comes back, in a cache that can find it."""
-    common = config.scheduler
-    here: Path = ("scheduler", "retain_s")
-    tables = [group.scheduler for group in config.replicas]
-    retain_s = common.retain_s if isinstance(common, VllmTable) else 0.0
-    if not any(table.get("retain_s", retain_s) for table in tables):
-        return
-    caches = isinstance(common, VllmTable) and common.prefix_caching
-    if not all(table.get("prefix_caching", caches) for table in tables):
-        yield here, "keeps blocks for a prefix cache; prefix_caching is off"
-    if any(group.role != "colocated" for group in config.replicas) or config.models:
-        yield here, "expected colocated replicas: others pass the KV on"
 
 
 def _first_come(config: Config) -> Iterator[Problem]:
@@ -476,7 +444,7 @@ def _descend(
 ) -> tuple[Path, inspect.Type | None, dict[Any, Any] | list[Any]]:
     """The holder of the last part, with the schema's type of the value (None: unknown key)."""
     holder: Any = raw
-    kind: inspect.Type | None = table_info(schema.Config)
+    kind: inspect.Type | None = whole_schema()
     path: Path = ()
     for position, part in enumerate(parts):
         last = position == len(parts) - 1

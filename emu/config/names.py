@@ -47,7 +47,6 @@ EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
 DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
 ADMISSIONS: Final = ("",)
-EVICTIONS: Final = ("last",)
 MIGRATIONS: Final = ("gap",)
 
 WorkloadFormat = Literal[
@@ -88,12 +87,27 @@ def is_file_path(value: str) -> bool:
 # Nearest known words: "did you mean ...?" for keys and values. Pure, deterministic.
 
 
+_SHORT_TYPES: Final = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp4": "nvfp4",
+    "awq": "int4",
+    "w8a8": "int8",
+}
+"""What others call types of numbers, and what a configuration does."""
+
+
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that resembles `word` most, or an empty string if none does.
 
     `cutoff` is the least likeness, 0 to 1.
     """
     words = sorted(known)
+    if _SHORT_TYPES.get(word.casefold()) in words:
+        return _SHORT_TYPES[word.casefold()]
     folded = word.casefold().replace("-", "_")
     for candidate in words:
         if candidate.casefold().replace("-", "_") == folded:

@@ -7,6 +7,7 @@ whatever its value. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -285,8 +286,13 @@ def _placed(
     taken: set[int] = set()
     placed: dict[tuple[int, str], list[tuple[int, ...]]] = {}
     order = sorted(range(len(wanted)), key=lambda i: (-config.models[i].tensor_parallel, i))
+    free_slots: dict[int, Iterator[tuple[int, ...]]] = {}
+    """By size. Models of one size go on where the one before has ended: nothing becomes free."""
     for index in order:
-        free = iter(_slots(config, config.models[index]))
+        model = config.models[index]
+        if model.tensor_parallel not in free_slots:
+            free_slots[model.tensor_parallel] = iter(_slots(config, model))
+        free = free_slots[model.tensor_parallel]
         for role in _ROLES:
             slots = placed.setdefault((index, role), [])
             while len(slots) < wanted[index][role]:
@@ -319,17 +325,16 @@ def _counts(config: Config) -> list[dict[str, int]]:
     ]
     counts = [2 for _ in config.models]
     left = gpus - sum(2 * model.tensor_parallel for model in config.models)
-    while True:  # one replica more for the model that is furthest behind its part
-        behind = [
-            (counts[i] * model.tensor_parallel / weights[i], i)
-            for i, model in enumerate(config.models)
-            if weights[i] and model.tensor_parallel <= left
-        ]
-        if not behind:
-            break
-        index = min(behind)[1]
+    sizes = [model.tensor_parallel for model in config.models]
+    behind = [(2 * sizes[i] / weights[i], i) for i in range(len(sizes)) if weights[i]]
+    heapify(behind)
+    while behind:  # one replica more for the model that is furthest behind its part
+        index = heappop(behind)[1]
+        if sizes[index] > left:
+            continue  # nor will there be room later
         counts[index] += 1
-        left -= config.models[index].tensor_parallel
+        left -= sizes[index]
+        heappush(behind, (counts[index] * sizes[index] / weights[index], index))
     return [
         {"prefill": prefill_part(count), "decode": count - prefill_part(count), "colocated": 0}
         for count in counts

@@ -19,6 +19,7 @@ from emu.config.tables import (
     Count0,
     Dtype,
     Fraction,
+    KvDtype,
     LimitsTable,
     NonNegative,
     OutputTable,
@@ -50,8 +51,6 @@ from emu.config.tables.serving import (
     RouterTable,
     SarathiTable,
     SchedulerTable,
-    SpeculativeTable,
-    TenantAcceptance,
     VidurLayersTable,
     VllmTable,
     VllmV0Table,
@@ -76,8 +75,16 @@ class ModelTable(Table, kw_only=True, frozen=True):
             "`llama`; keys that the type does not know are then ignored."
         ),
     ] = ""
-    dtype: Annotated[Dtype, doc("Type of the weights; auto = as the model was published.")] = "auto"
-    kv_cache_dtype: Annotated[Dtype, doc("Type of the KV cache; auto = that of the weights.")] = (
+    dtype: Annotated[
+        Dtype,
+        doc(
+            "Type of the weights; auto = as the model was published, and as its name says "
+            "(`-FP8`, `-NVFP4`, `-AWQ`, `-w8a8`). fp8_block: a scale for each block of 128 x 128; "
+            "int4: groups of 128, int4_g32: of 32; `_wo`: only the weights are narrow, products "
+            "have 16 bits."
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[KvDtype, doc("Type of the KV cache; auto = that of the weights.")] = (
         "auto"
     )
     max_model_tokens: Annotated[
@@ -91,19 +98,6 @@ class ModelTable(Table, kw_only=True, frozen=True):
     def label(self) -> str:
         """The name by which requests ask for it."""
         return self.served_name or self.name
-
-
-class EncodersTable(Table, kw_only=True, frozen=True):
-    """Encoders of images on GPUs of their own; without it replicas encode themselves."""
-
-    count: Annotated[Count, doc("Encoders, each on one GPU beside those of `nodes`.")] = 1
-    gpu: Annotated[str, doc("Their GPU, by its catalogue name; empty = that of the replicas.")] = ""
-    nic_gbps: Annotated[
-        NonNegative, doc("Link that a request's embeddings go over; 0 = that of the first node.")
-    ] = 0.0
-    cache_tokens: Annotated[
-        Count0, doc("Tokens whose embeddings are kept for all replicas; 0 = all.")
-    ] = 0
 
 
 class GpuTable(Table, kw_only=True, frozen=True):
@@ -699,9 +693,6 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
             "requests arrive at their times."
         ),
     ] = 0
-    skip_prefill: Annotated[
-        bool, doc("The KV of every prompt is there at its arrival: only decoding is emulated.")
-    ] = False
     start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
     max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
     max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
@@ -760,8 +751,6 @@ __all__ = [
     "SarathiTable",
     "SchedulerTable",
     "SloTable",
-    "SpeculativeTable",
-    "TenantAcceptance",
     "VidurLayersTable",
     "VllmTable",
     "VllmV0Table",
@@ -781,7 +770,6 @@ class Config(Table, kw_only=True, frozen=True):
     router: RouterTable = field(default_factory=RouterTable)
     engine: EngineTable = field(default_factory=EngineTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)
-    encoders: EncodersTable | None = None
     latency: LatencyTable = field(default_factory=RooflineTable)
     network: NetworkTable = field(default_factory=NetworkTable)
     autoscale: AutoscaleTable | None = None

@@ -7,8 +7,8 @@ Memory. vLLM loads the weights, runs the model once with as many tokens as a ste
 sampler with as many rows as there may be sequences, and gives what its share of the memory leaves
 then to KV blocks. The larger of the two peaks counts, because the sampler runs when the layers have
 given back what they used. Held for the whole run: the rotary cache (by the positions of the model's
-config, whatever `max_model_tokens` is) and what libraries take outside the allocator. Not modeled:
-encoders of multimodal models, speculative decoding.
+config, whatever `max_model_tokens` is) and what libraries take outside the allocator. What features
+take is theirs (`emu/features/`).
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from emu.config.tables.faults import (
 from emu.faults.injector import Handler, network_links, states_of
 from emu.faults.ports import census
 from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, TierLost, Unpaused
-from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.units import ms_to_ns, s_to_ns
 
@@ -186,7 +186,7 @@ _WITHOUT_KV: Final = frozenset({S.FAILED, S.INACTIVE}) | LOADING
 """States in which no engine runs whose memory could shrink."""
 
 
-def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica | None:
+def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> ReplicaHandle | None:
     """The replica that the fault names, or the first in its stage."""
     replicas = injector.cluster.replicas
     if fault.replica is not None:
@@ -208,7 +208,10 @@ def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica
 def crash(
     injector: Injector, fault: ReplicaCrash | ReplicaRestart, rng: np.random.Generator
 ) -> None:
-    """Its KV is gone, and it comes back if a duration says when (or is replaced)."""
+    """Its KV is gone, and it comes back if a duration says when (or is replaced).
+
+    What dies is a process. An inactive replica has none, though its GPUs may break (`crash_gpus`).
+    """
     replica = _target(injector, fault)
     if replica is None:
         assert isinstance(fault, ReplicaCrash)
@@ -220,6 +223,9 @@ def crash(
         return
     if replica.state is S.FAILED:
         injector.miss(fault, f"{replica.name} is down already")
+        return
+    if replica.state is S.INACTIVE:
+        injector.miss(fault, f"{replica.name} is inactive: no process runs there")
         return
     if isinstance(fault, ReplicaCrash) and fault.after_s:
         early_ns = replica.state_since_ns + s_to_ns(fault.after_s) - injector.kernel.now_ns
@@ -267,14 +273,14 @@ def crash_gpus(injector: Injector, fault: GpuCrash | NodeCrash, rng: np.random.G
             recovery.replace_elsewhere(replica)
 
 
-def _on_gpus(replicas: Sequence[Replica], gpus: Sequence[int]) -> list[Replica]:
+def _on_gpus(replicas: Sequence[ReplicaHandle], gpus: Sequence[int]) -> list[ReplicaHandle]:
     """Replicas with a rank there, and those that share experts with them."""
     there = [replica for replica in replicas if not set(gpus).isdisjoint(replica.gpus)]
     waves = [r.wave for r in there if r.wave is not None and r.wave.shares_experts]
     return [r for r in replicas if r in there or (r.wave is not None and r.wave in waves)]
 
 
-def _owner(injector: Injector, fault: Straggler | Freeze | Pause) -> Replica | None:
+def _owner(injector: Injector, fault: Straggler | Freeze | Pause) -> ReplicaHandle | None:
     """The replica that the fault names, or the one on its GPU; None (told) if there is none."""
     gpu = None if isinstance(fault, Pause) else fault.gpu
     if gpu is None:
@@ -410,9 +416,7 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
                 tenant=request.tenant,
                 priority=request.priority,
             )
-            clone.acceptance_rate = request.acceptance_rate
-            clone.adapter = request.adapter
-            clone.images = request.images
+            clone.ask_as(request)
             gateway.arrive(clone)
 
     end_echo = gateway.echo(echo)

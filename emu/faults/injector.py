@@ -23,8 +23,8 @@ from emu.kernel.clock import PRIORITY_WORLD
 from emu.network.carrier import Carrier
 from emu.network.placement import Fate
 from emu.network.topology import Topology
-from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
@@ -291,6 +291,10 @@ class Injector:
         self.drains: list[DrainExpired] = []
         """In force: a replica that begins to drain has no time for it."""
         self._injected = 0
+        self._due: dict[int, FaultTable] = {}
+        """Faults whose time has not come, by number."""
+        self.unreached: list[str] = []
+        """What the run ended before, in words."""
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
         cluster.network.set_timeout(max(1, timeout_ns))
 
@@ -305,6 +309,7 @@ class Injector:
         number = self._injected
         self._injected += 1
         at_ns = max(self.kernel.now_ns, s_to_ns(fault.at_s))
+        self._due[number] = fault
         self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._strike, fault, number))
 
     def _check(self, fault: FaultTable) -> None:
@@ -326,7 +331,25 @@ class Injector:
                 problem = f"expected an index from 0 to {count - 1}, got {value}"
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
+    def close(self) -> None:
+        """At the end of a run: faults that it has not come to are missed."""
+        end_s = self.kernel.now_ns / NS_PER_S
+        for fault in self._due.values():
+            self.miss(
+                fault, f"never reached: due at {fault.at_s:g} s, the run ended at {end_s:g} s"
+            )
+            self.unreached.append(
+                f"the {fault.kind} at {fault.at_s:g} s was never reached: "
+                f"the run ended at {end_s:g} s"
+            )
+        for crash, stage in self.waiting:
+            self.miss(crash, f"no replica came to {stage}")
+            self.unreached.append(
+                f"the {crash.kind} at {crash.at_s:g} s never struck: no replica came to {stage}"
+            )
+
     def _strike(self, fault: FaultTable, number: int) -> None:
+        del self._due[number]
         self._handlers()[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:
@@ -410,17 +433,17 @@ class Injector:
         self.until(fault, fault.kind, over)
 
     @staticmethod
-    def meets_drain(fault: DrainExpired, replica: Replica) -> bool:
+    def meets_drain(fault: DrainExpired, replica: ReplicaHandle) -> bool:
         """Whether the replica drains, and the fault is about it."""
         return replica.state in DRAINING and fault.replica in (None, replica.replica_id)
 
-    def expire_drain(self, fault: DrainExpired, replica: Replica) -> None:
+    def expire_drain(self, fault: DrainExpired, replica: ReplicaHandle) -> None:
         """The grace of a replica that drains is over."""
         self.note(fault, replica.name)
         self.recovery.expire_drain(replica)
 
     # --- told by the cluster ------------------------------------------------------------------
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A replica changed its state: a crash may have waited for that."""
         self.recovery.on_moved(replica, before)
         for fault in self.drains:

@@ -16,7 +16,7 @@ from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.replica.relay_board import RelayBoard
-from emu.replica.replica import Replica
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Clients(Protocol):
         ...
 
     @property
-    def encoding(self) -> Mapping[int, Request]:
-        """Requests whose images encoders of their own have, by id."""
+    def at_doors(self) -> Mapping[int, Request]:
+        """Requests that have not passed what features put before admission, by id."""
         ...
 
     def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
@@ -102,10 +102,14 @@ class FaultWorld(Protocol):
 
     config: Config
     kernel: Kernel
-    replicas: list[Replica]
     live: LiveMigrator | None
     network: Carrier
     scalers: list[Scaler]
+
+    @property
+    def replicas(self) -> Sequence[ReplicaHandle]:
+        """All of them, by id."""
+        ...
 
     @property
     def gateway(self) -> Clients:
@@ -117,11 +121,11 @@ class FaultWorld(Protocol):
         """The global queues of the models, if they have any."""
         ...
 
-    def scaler_of(self, replica: Replica) -> Scaler:
+    def scaler_of(self, replica: ReplicaHandle) -> Scaler:
         """What loads the replica's weights."""
         ...
 
-    def relay_of(self, replica: Replica) -> RelayBoard:
+    def relay_of(self, replica: ReplicaHandle) -> RelayBoard:
         """Where the replica's model relays batches."""
         ...
 
@@ -145,11 +149,11 @@ class FaultWorld(Protocol):
         """Migration watchers by source."""
         ...
 
-    def is_spare(self, replica: Replica) -> bool:
+    def is_spare(self, replica: ReplicaHandle) -> bool:
         """The plan gives it no role."""
         ...
 
-    def are_equal(self, one: Replica, other: Replica) -> bool:
+    def are_equal(self, one: ReplicaHandle, other: ReplicaHandle) -> bool:
         """Both have the same shape: one can take the other's role."""
         ...
 
@@ -161,7 +165,7 @@ class FaultWorld(Protocol):
         """The client has left, at whatever stage the request is."""
         ...
 
-    def on_capacity(self, replica: Replica) -> None:
+    def on_capacity(self, replica: ReplicaHandle) -> None:
         """Blocks or the lock of a replica have become free."""
         ...
 
@@ -192,7 +196,7 @@ def census(cluster: FaultWorld) -> list[Place]:
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
     places += [Place(r, "queued", "front end") for r in gateway.taking]
-    places += [Place(r, "queued", "encoders") for r in gateway.encoding.values()]
+    places += [Place(r, "queued", "feature") for r in gateway.at_doors.values()]
     for queue in cluster.queues:
         places += [Place(r, "queued", "global queue") for r in queue]
     for replica in cluster.replicas:
@@ -220,16 +224,15 @@ def splits(cluster: FaultWorld) -> list[SplitBatch]:
     return [found[batch_id] for batch_id in sorted(found)]
 
 
-def _at_replica(replica: Replica) -> list[Place]:
-    scheduler = replica.scheduler
-    replica.settle()
-    places = [Place(r, "queued", replica.name) for r in scheduler.waiting()]
-    places += [Place(r, "queued", replica.name) for r, _ in scheduler.ledger.failed]
-    for request in scheduler.residents():
+def _at_replica(replica: ReplicaHandle) -> list[Place]:
+    view = replica.view()
+    places = [Place(r, "queued", replica.name) for r in view.waiting()]
+    places += [Place(r, "queued", replica.name) for r in view.failed()]
+    for request in view.residents():
         is_decode = request.generated_tokens and request.computed_tokens >= (
             request.reached_tokens - 1
         )
         places.append(Place(request, "decode" if is_decode else "prefill", replica.name))
-    for event in replica.arrived:
+    for event in view.arrived:
         places += [Place(r, "decode", f"{replica.name} (arrived)") for r in event.requests]
     return places

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from emu.kernel.clock import PRIORITY_WORLD
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
-from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.units import s_to_ns
 
@@ -83,7 +83,7 @@ class Recovery:
             self.cacheless.append(machine)
 
     # --- losses -------------------------------------------------------------------------------
-    def crash(self, replica: Replica, cause: str, *, back_ns: int = -1) -> None:
+    def crash(self, replica: ReplicaHandle, cause: str, *, back_ns: int = -1) -> None:
         """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
         from emu.migration.messages import DestinationLost  # 46 classes, for runs with roles
 
@@ -112,7 +112,7 @@ class Recovery:
         self.lost(lost, "replica_lost")
         self._come_back(replica, back_ns)
 
-    def give_up(self, replica: Replica) -> None:
+    def give_up(self, replica: ReplicaHandle) -> None:
         """Its live load has failed: KV of prompts that are done does not outlive that."""
         lost = self._lose_relay(replica)
         watcher = self.cluster.watchers.get(replica.replica_id)
@@ -120,7 +120,7 @@ class Recovery:
             lost += watcher.lose_source()
         self.lost(lost, "kv_lost")
 
-    def _lose_relay(self, replica: Replica) -> list[Request]:
+    def _lose_relay(self, replica: ReplicaHandle) -> list[Request]:
         """Hand-overs of live scaling in which the replica took part; requests lost by that."""
         cluster = self.cluster
         board = cluster.relay_of(replica)
@@ -161,7 +161,7 @@ class Recovery:
             gateway.route(request)
 
     # --- return -------------------------------------------------------------------------------
-    def _come_back(self, replica: Replica, back_ns: int) -> None:
+    def _come_back(self, replica: ReplicaHandle, back_ns: int) -> None:
         if back_ns < 0:
             if not self.table.replace:
                 return
@@ -180,7 +180,7 @@ class Recovery:
 
         kernel.call_at(kernel.now_ns + back_ns, PRIORITY_WORLD, back)
 
-    def _has_gpus(self, replica: Replica) -> bool:
+    def _has_gpus(self, replica: ReplicaHandle) -> bool:
         """All of its GPUs can be used."""
         return not any(self.gpus_down[gpu] for gpu in replica.gpus)
 
@@ -191,7 +191,7 @@ class Recovery:
             if self._has_gpus(self.cluster.replicas[replica_id]):
                 self._grounded.pop(replica_id)()
 
-    def replace_elsewhere(self, replica: Replica) -> None:
+    def replace_elsewhere(self, replica: ReplicaHandle) -> None:
         """Its GPUs are gone: after `restart_s` a spare of its shape takes its role, if it must.
 
         Where a planner decides, that is its business; members of a group are not replaced.
@@ -222,7 +222,7 @@ class Recovery:
         kernel = cluster.kernel
         kernel.call_at(kernel.now_ns + s_to_ns(self.table.restart_s), PRIORITY_WORLD, take_over)
 
-    def _load(self, replica: Replica) -> None:
+    def _load(self, replica: ReplicaHandle) -> None:
         """Bring the weights back, if no planner does."""
         scaler = self.cluster.scaler_of(replica)
         role = self._role_at_crash.get(replica.replica_id)
@@ -240,7 +240,7 @@ class Recovery:
             self.cacheless.remove(replica.machine)  # the load fills the memory again
         scaler.restore(replica, role, from_disk=from_disk)
 
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A load that was given up is tried again, some times; a drain may have an end."""
         if before in LOADING and replica.state is S.INACTIVE:
             kernel = self.cluster.kernel
@@ -258,11 +258,11 @@ class Recovery:
                 kernel.now_ns + s_to_ns(self.table.drain_grace_s), PRIORITY_WORLD, end_of_grace
             )
 
-    def expire_drain(self, replica: Replica) -> None:
+    def expire_drain(self, replica: ReplicaHandle) -> None:
         """After the iteration in flight, what a draining replica still holds is lost."""
         replica.actor.post(DrainExpired())
 
-    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+    def drain_expired(self, replica: ReplicaHandle, requests: list[Request]) -> None:
         """These were on it; what waits to leave it is lost too."""
         watcher = self.cluster.watchers.get(replica.replica_id)
         if watcher is not None:
@@ -297,9 +297,6 @@ class Recovery:
         return bool(unservable)
 
     @staticmethod
-    def _could_take(replica: Replica, requests: list[Request]) -> bool:
-        scheduler = replica.scheduler
-        return (
-            replica.state in _RECEIVES
-            and scheduler.blocks_to_reserve(requests) <= scheduler.blocks_total
-        )
+    def _could_take(replica: ReplicaHandle, requests: list[Request]) -> bool:
+        view = replica.view()
+        return replica.state in _RECEIVES and view.blocks_to_reserve(requests) <= view.blocks_total

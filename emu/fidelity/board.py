@@ -29,6 +29,7 @@ from emu.fidelity.runs import (
     Figures,
     MeasuredRun,
     Stage,
+    Unread,
 )
 from emu.latency.engine import Floats
 from emu.process.exits import scratch
@@ -89,25 +90,47 @@ class Answer(msgspec.Struct, frozen=True):
     seed: int
     key: int
     figures: list[Figures]
+    refused: str = ""
+    """Why the run cannot be emulated; it has no figures then."""
 
 
 def find_runs(directory: Path) -> list[MeasuredRun]:
-    """All runs in a directory and below it, in order of their paths.
+    """All runs in a directory and below it that can be emulated, in order of their paths.
 
     Raises InputError if there is none.
+    """
+    return runs_below(directory)[0]
+
+
+def runs_below(directory: Path) -> tuple[list[MeasuredRun], list[Unread]]:
+    """The runs that can be emulated, and those that cannot, with their reasons.
+
+    Raises InputError if none can.
     """
     if not directory.is_dir():
         raise InputError(str(directory), None, "", "not a directory")
     folders = [directory, *sorted(path for path in directory.rglob("*") if path.is_dir())]
     found = [run for folder in folders for reader in READERS for run in reader.find(folder)]
-    if not found:
+    runs = [run for run in found if isinstance(run, MeasuredRun)]
+    unread = [run for run in found if isinstance(run, Unread)]
+    if not runs and unread:
+        raise InputError(unread[0].run_id, None, "", unread[0].reason)
+    if not runs:
         kinds = ", ".join(reader.name for reader in READERS)
         raise InputError(str(directory), None, "", f"no measured run found (readers: {kinds})")
-    return found
+    return runs, unread
 
 
 def emulate(task: Task) -> Answer:
-    """Rebuild a run and emulate it."""
+    """Rebuild a run and emulate it; what its record asks for may be refused."""
+    try:
+        figures = _figures(task)
+    except InputError as error:
+        return Answer(task.run.run_id, task.seed, task.key, [], str(error))
+    return Answer(task.run.run_id, task.seed, task.key, figures)
+
+
+def _figures(task: Task) -> list[Figures]:
     reader = next(r for r in READERS if r.name == task.run.reader)
     case = reader.build(task.run, task.seed, task.part)
     with tempfile.TemporaryDirectory(prefix="emu-fidelity-") as name:
@@ -117,15 +140,22 @@ def emulate(task: Task) -> Answer:
         config = load_config(place / "cluster.toml", task.overrides)
         config = adjust(config, seed=task.seed, output=place / "run")
         execute(config, task.run.run_id, report=False)
-        figures = reader.figures(task.run, place / "run", case)
-    return Answer(task.run.run_id, task.seed, task.key, figures)
+        return reader.figures(task.run, place / "run", case)
 
 
-def answers(tasks: Sequence[Task], processes: int) -> Iterator[Answer]:
-    """All tasks' answers, in any order; the long ones are begun first."""
+def answers(
+    tasks: Sequence[Task], processes: int, *, with_refused: bool = False
+) -> Iterator[Answer]:
+    """All tasks' answers, in any order; the long ones are begun first.
+
+    Raises InputError for a run that is refused, unless `with_refused`.
+    """
     ordered = sorted(tasks, key=lambda t: -sum(stage.requests for stage in t.run.stages))
     with pool_of(emulate, processes, None, lambda task: f"its run was {task.run.run_id}") as pool:
-        yield from pool.results(ordered)
+        for answer in pool.results(ordered):
+            if answer.refused and not with_refused:
+                raise InputError(answer.run_id, None, "", answer.refused)
+            yield answer
 
 
 def tasks_of(

@@ -16,16 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.engines.registry import engine_text
-from emu.errors import InputError
+from emu.errors import InputError, printable
 from emu.fidelity.board import (
     Group,
     Row,
     Summary,
     SystemRow,
+    Task,
     answers,
-    find_runs,
     power_rows,
     rows_of,
+    runs_below,
     summarize,
     tasks_of,
     throughput_rows,
@@ -48,7 +49,7 @@ from emu.fidelity.fit import (
     slopes_of,
     usable_runs,
 )
-from emu.fidelity.runs import METRICS, MeasuredRun
+from emu.fidelity.runs import METRICS, MeasuredRun, Unread
 from emu.process.exits import open_console
 
 _NAMES = {
@@ -79,17 +80,20 @@ def fidelity_command(
     Systems of which only a series over time is known (`emu/fidelity/board.py`) follow the board in
     a table of their own; nothing is fitted to them.
     """
-    runs = [r for r in find_runs(directory) if not only or any(word in r.run_id for word in only)]
+    runs, unread = _wanted(directory, only)
     if not runs:
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")
     processes = processes or len(os.sched_getaffinity(0))
     if experiments or prior_to is not None:
+        _tell(unread)
         if overrides:
             raise InputError("fidelity", None, "--set", "learning judges the engine as shipped")
         return _learning(runs, experiments, prior_to, seeds, processes, as_json=as_json)
     needs_fit = bool(left_out) or fit_to is not None
     drawn = tasks_of(runs, 1 if needs_fit else seeds, tuple(overrides))
-    rows = rows_of(runs, list(answers(drawn, processes)))
+    runs, rows, refused = _emulated(runs, drawn, processes)
+    unread += refused
+    _tell(unread)
     fits: dict[str, Fit] = {}
     title = "emu's defaults"
     if left_out:
@@ -101,12 +105,11 @@ def fidelity_command(
         title = f"constants fitted to these runs ({fit_to})"
         base = shipped(fitted_runs(runs)[0]).label
         fit_to.write_text(engine_text(found.engine, base), encoding="utf-8")
-    systems: list[SystemRow] = []
-    if not needs_fit and not only:
-        systems = [*throughput_rows(directory, overrides), *power_rows(directory, overrides)]
+    systems = [] if needs_fit or only else _systems(directory, overrides)
     console = open_console()
     if as_json:
         document = _document(runs, rows, fits)
+        document["left_out"] = msgspec.to_builtins(unread)
         document["systems"] = [
             msgspec.to_builtins(row) | {"error_percent": row.error} for row in systems
         ]
@@ -118,6 +121,41 @@ def fidelity_command(
     for group, found in fits.items():
         console.print(f"without {group}: {_constants(found)}" if left_out else _constants(found))
     return 0
+
+
+def _emulated(
+    runs: Sequence[MeasuredRun], tasks: Sequence[Task], processes: int
+) -> tuple[list[MeasuredRun], list[Row], list[Unread]]:
+    """The runs that could be emulated, their rows, and those that were refused.
+
+    Raises InputError if all were.
+    """
+    found = list(answers(tasks, processes, with_refused=True))
+    reasons = {answer.run_id: answer.refused for answer in found if answer.refused}
+    kept = [run for run in runs if run.run_id not in reasons]
+    refused = [Unread(name, reason) for name, reason in sorted(reasons.items())]
+    if not kept:
+        raise InputError(refused[0].run_id, None, "", refused[0].reason)
+    return kept, rows_of(kept, found), refused
+
+
+def _systems(directory: Path, overrides: Sequence[str]) -> list[SystemRow]:
+    return [*throughput_rows(directory, overrides), *power_rows(directory, overrides)]
+
+
+def _tell(unread: Sequence[Unread]) -> None:
+    """The runs that are left out, with their reasons."""
+    for run in unread:
+        print(f"left out: {printable(run.run_id)}: {printable(run.reason)}", file=sys.stderr)
+
+
+def _wanted(directory: Path, only: Sequence[str]) -> tuple[list[MeasuredRun], list[Unread]]:
+    """Runs with one of these words in their names; all without words."""
+    runs, unread = runs_below(directory)
+    return (
+        [run for run in runs if not only or any(word in run.run_id for word in only)],
+        [run for run in unread if not only or any(word in run.run_id for word in only)],
+    )
 
 
 def _learning(

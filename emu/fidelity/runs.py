@@ -15,9 +15,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from emu.catalogue.lookup import lookup_model
+from emu.catalogue.checkpoints import weights_under
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import config_from_text
-from emu.config.names import engine_words, read_input
+from emu.config.names import read_input
+from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.report.compare import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
@@ -74,6 +76,13 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     """What its reader needs to rebuild it."""
 
 
+class Unread(msgspec.Struct, frozen=True):
+    """A run that was found and cannot be emulated."""
+
+    run_id: str
+    reason: str
+
+
 class Case(msgspec.Struct, frozen=True):
     """A run made ready for emulation."""
 
@@ -88,7 +97,7 @@ class Reader(msgspec.Struct, frozen=True):
     """A kind of measured runs."""
 
     name: str
-    find: Callable[[Path], list[MeasuredRun]]
+    find: Callable[[Path], list[MeasuredRun | Unread]]
     """Runs in a directory, not below it; empty if it is of another kind."""
     build: Callable[[MeasuredRun, int, float], Case]
     """(run, seed, part of each stage's requests) -> a case."""
@@ -120,41 +129,44 @@ def percentile(values: Sequence[float], part: float) -> float:
 RECORDED: Final = "recorded"
 
 
-def find_recorded(directory: Path) -> list[MeasuredRun]:
+def find_recorded(directory: Path) -> list[MeasuredRun | Unread]:
     """The one run of this directory, if it is such a record."""
     if not (directory / "requests.jsonl").is_file() or not (directory / "meta.json").is_file():
         return []
+    try:
+        return [_recorded(directory)]
+    except InputError as error:
+        return [Unread(directory.name, str(error))]
+
+
+def _recorded(directory: Path) -> MeasuredRun:
     case = read_case(directory)
     text, _ = case_config(case, _profiles(directory))
     config = config_from_text(text.partition("[workload]")[0] + _NO_WORKLOAD, str(directory))
     node = config.nodes[0]
     model = lookup_model(config.model.name)
     measurement = read_measurement(case.requests)
-    return [
-        MeasuredRun(
-            reader=RECORDED,
-            run_id=directory.name,
-            engine=f"vLLM {case.meta.get('vllm_version', '')}".strip(),
-            gpu=node.gpu if isinstance(node.gpu, str) else node.gpu.name,
-            model=model.name,
-            model_class="dense" if model.experts is None else "moe",
-            tensor_parallel=config.replicas[0].tensor_parallel,
-            stages=(
-                Stage(
-                    label="whole",
-                    requests=len(measurement.request_ids),
-                    measured=_figures_of(
-                        measurement.ttft_ms, measurement.tpot_ms, measurement.e2e_ms
-                    ),
-                    is_overloaded=bool(np.mean(measurement.ttft_ms) > OVERLOADED_MS),
-                    is_compared=True,
-                    regime="mixed",
-                ),
+    return MeasuredRun(
+        reader=RECORDED,
+        run_id=directory.name,
+        engine=f"vLLM {case.meta.get('vllm_version', '')}".strip(),
+        gpu=node.gpu if isinstance(node.gpu, str) else node.gpu.name,
+        model=model.name,
+        model_class="dense" if model.experts is None else "moe",
+        tensor_parallel=config.replicas[0].tensor_parallel,
+        stages=(
+            Stage(
+                label="whole",
+                requests=len(measurement.request_ids),
+                measured=_figures_of(measurement.ttft_ms, measurement.tpot_ms, measurement.e2e_ms),
+                is_overloaded=bool(np.mean(measurement.ttft_ms) > OVERLOADED_MS),
+                is_compared=True,
+                regime="mixed",
             ),
-            in_fit=False,
-            details=str(directory),
-        )
-    ]
+        ),
+        in_fit=False,
+        details=str(directory),
+    )
 
 
 _NO_WORKLOAD: Final = "\n[workload.synthetic]\nrequests = 1\n"
@@ -222,7 +234,7 @@ _PROMPTS: Final = {
 """Mean prompt tokens of the workloads where a record lacks them (as other records have them)."""
 
 
-def find_inference_perf(directory: Path) -> list[MeasuredRun]:
+def find_inference_perf(directory: Path) -> list[MeasuredRun | Unread]:
     """The runs of `runs.json` in this directory. Raises InputError for a file that is no list."""
     path = directory / "runs.json"
     if not path.is_file():
@@ -233,7 +245,19 @@ def find_inference_perf(directory: Path) -> list[MeasuredRun]:
         raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise InputError(str(path), None, "", "expected a list of runs")
-    return [_run(entry, str(path)) for entry in entries if entry.get("data_parallel") in (None, 1)]
+    return [
+        _found(entry, str(path)) for entry in entries if entry.get("data_parallel") in (None, 1)
+    ]
+
+
+def _found(entry: dict[str, Any], source: str) -> MeasuredRun | Unread:
+    """A run, or why it cannot be emulated: others of the file can."""
+    try:
+        run = _run(entry, source)
+        lookup_gpu(run.gpu, source, "gpu")
+    except InputError as error:
+        return Unread(str(entry.get("id", "without a name")), str(error))
+    return run
 
 
 def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
@@ -351,10 +375,10 @@ def _line(entry: dict[str, Any], prompt: int, length: int, index: int, at_s: flo
 def _config(run: MeasuredRun) -> str:
     entry = run.details
     model = json.dumps(entry["model"])
-    engine, version = engine_words(entry["engine"])
+    engine = engine_named(entry["engine"], run.run_id)
     return f"""[model]
 name = {model}
-dtype = {json.dumps(entry["dtype"])}
+dtype = {json.dumps(weights_under(lookup_model(run.model), entry["dtype"]))}
 max_model_tokens = {entry["max_model_len"]}
 [[nodes]]
 gpu = {json.dumps(run.gpu)}
@@ -368,8 +392,8 @@ max_num_seqs = {entry.get("max_num_seqs") or _SEATS}
 max_num_batched_tokens = {entry["max_num_batched_tokens"]}
 gpu_memory_utilization = {entry["gpu_memory_utilization"]}
 [engine]
-name = {json.dumps(engine)}
-version = {json.dumps(version)}
+name = {json.dumps(engine.name)}
+version = {json.dumps(engine.version)}
 [output]
 dir = "run"
 report = false

@@ -10,14 +10,12 @@ order of things that are due at one instant never depends on *when* they were sc
 is what makes a decode leap equal to stepping. Exactly one timer is popped at a time; what it sets
 off runs to rest, first come, first served, before the next is popped.
 
-Delivery. The kernel runs an actor's step in line, without a turn of the event loop. Without
-`is_inline` each actor is an asyncio task, which the kernel wakes and which runs the same step: the
-queue and the heap decide the order in both cases, so results are the same
-(`tests/kernel/test_delivery.py`). A coroutine that awaits the real world (`spawn`, for a backend in
-another process) counts as running: simulated time stands still until it has ended.
-
-`Kernel` runs on simulated time, `WallKernel` (`emu/kernel/wallclock.py`) puts the same actors
-on the wall clock. Cancellation ends a run; it never models a fault.
+Life. An actor is a coroutine (`emu/kernel/life.py`): it takes a step, and awaits its next turn.
+This kernel is the event loop of these coroutines: it resumes the one whose turn it is, and no
+future, socket or thread stands between them. Where actors wait for the real world too, the same
+coroutines are asyncio tasks (`emu/kernel/tasks.py`), resumed by the same queue and the same heap,
+so results are the same (`tests/kernel/test_delivery.py`); `WallKernel` (`emu/kernel/wallclock.py`)
+puts those on the wall clock. Cancellation ends a run; it never models a fault.
 """
 
 from __future__ import annotations
@@ -25,18 +23,17 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
+from emu.kernel.life import TURN, live
 from emu.plugins import guarded
 
 if TYPE_CHECKING:
-    import asyncio
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -187,65 +184,6 @@ class Lock:
 
 
 # --------------------------------------------------------------------------------------------------
-# A loop of plain calls, for runs that wait for nothing but emulated time: what a kernel asks of
-# asyncio's loop, without sockets, threads and the 30 modules that they need. A queue of calls, and
-# one coroutine that waits for a mark. Calls from signal handlers are safe.
-
-
-class Mark:
-    """Something that one coroutine waits for."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def done(self) -> bool:
-        """It has happened."""
-        return self._is_set
-
-    def set_result(self, result: None) -> None:
-        """It happens now."""
-        self._is_set = True
-
-    def __await__(self) -> Generator[Mark, None, None]:
-        while not self._is_set:
-            yield self
-
-
-class Turns:
-    """The loop."""
-
-    def __init__(self) -> None:
-        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-
-    def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make this call after those that wait already."""
-        self._calls.append((call, arguments))
-
-    def call_soon_threadsafe(self, call: Callable[..., object], *arguments: Any) -> None:
-        """The same from a signal handler."""
-        self._calls.append((call, arguments))
-
-    def create_future(self) -> Mark:
-        """What a coroutine can wait for."""
-        return Mark()
-
-    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine, which waits for marks only, to its end; its result."""
-        calls = self._calls
-        try:
-            while True:
-                try:
-                    waited = main.send(None)
-                except StopIteration as end:
-                    return end.value
-                while not waited.done():
-                    call, arguments = calls.popleft()
-                    call(*arguments)
-        finally:
-            main.close()
-
-
-# --------------------------------------------------------------------------------------------------
 # The kernel
 
 
@@ -265,7 +203,7 @@ _YIELD_EVERY: Final = 2048
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Actor:
-    """A mailbox, one timer, and a step that the kernel runs when either has something.
+    """A mailbox, one timer, and a life: a coroutine that steps when either has something.
 
     An actor owns its object; no other code writes to it. What reaches it are messages and its
     timer. A message comes in one of two ways, and the sender chooses:
@@ -276,8 +214,8 @@ class Actor:
       this instant (first come, first served), or later if it is in the middle of something:
       `align` says when.
 
-    `tick` is the step. It takes what is in the mailbox and what has become due, begins the next
-    thing and returns when that ends.
+    `live` is its life, and `tick` the step at each of its turns: it takes what is in the mailbox
+    and what has become due, begins the next thing and returns when that ends.
     """
 
     def __init__(self, kernel: Kernel, name: str, priority: int) -> None:
@@ -297,8 +235,17 @@ class Actor:
         """Its step is under way, which looks at everything before it ends."""
         self.is_away = False
         """It waits for an answer from outside simulated time."""
-        self.call: asyncio.Future[None] | None = None
-        """What its task waits for."""
+        self.next_ns = PARK
+        """What its last step has said: when the next is due, `PARK` or `AGAIN`."""
+        self.turn: Awaitable[None] = TURN
+        """What its life awaits between two steps."""
+        self.life: Coroutine[Any, Any, None] | None = None
+        self.resume: Callable[[None], object] = _not_started
+        """Gives it its turn."""
+
+    def live(self) -> Coroutine[Any, Any, None]:
+        """Its life, which never ends by itself."""
+        return live(self)
 
     def tick(self) -> int:
         """Take one step: when the next is due, `PARK` or `AGAIN`."""
@@ -321,6 +268,10 @@ class Actor:
         return f"{self.name} waits for a message{waiting}"
 
 
+def _not_started(_: None) -> object:
+    raise AssertionError("the actor's kernel has not started it")
+
+
 Entry = tuple[int, int, int, Actor | None, Call | None]
 """A timer: due time, priority, number, and an actor or a plain function."""
 
@@ -341,29 +292,20 @@ class Kernel:
     # As `Replica` has them, and for the same reason.
     # fmt: off
     __slots__ = (
-        "_actors", "_digest", "_done", "_error", "_events_per_instant_max", "_heap",
-        "_instant_events", "_is_advancing", "_is_over", "_is_stopping", "_limit_ns", "_locks",
-        "_loop", "_note_instant", "_notice_ns", "_ready", "_running", "_sample", "_sample_ns",
-        "_sample_period_ns", "_sequence", "_tasks", "_trace", "_watch", "_watch_ns",
-        "_watch_period_ns", "events", "is_inline", "last_resort", "now_ns", "priority_reached",
-        "story",
+        "_actors", "_between", "_check", "_check_every", "_check_left", "_digest", "_error",
+        "_events_per_instant_max", "_from_outside", "_heap", "_instant_events", "_is_advancing",
+        "_is_over", "_is_running", "_is_stopping", "_limit_ns", "_locks", "_note_instant",
+        "_notice_ns", "_ready", "_running", "_sample", "_sample_ns", "_sample_period_ns",
+        "_sequence", "_trace", "_watch", "_watch_ns", "_watch_period_ns", "events", "last_resort",
+        "now_ns", "priority_reached", "story",
     )
     # fmt: on
 
-    def __init__(
-        self,
-        *,
-        events_per_instant_max: int = 100_000,
-        start_ns: int = 0,
-        is_inline: bool = True,
-        loop: Turns | None = None,
-    ) -> None:
-        """`loop`: None = that of asyncio which is running; only there can `spawn` be used."""
+    def __init__(self, *, events_per_instant_max: int = 100_000, start_ns: int = 0) -> None:
         self.now_ns = start_ns
         self.priority_reached = -1
         """Highest priority popped at this instant: what is due now with a lower one is over."""
         self.events = 0
-        self.is_inline = is_inline
         self._digest = Digest()
         """Of time + priority of every timer popped: a cheap check of determinism."""
         self._note_instant = self._digest.waiting.append
@@ -373,24 +315,18 @@ class Kernel:
         self._is_advancing = False
         self._sequence = 0
         self._running = 0
-        """Tasks that run, or wait for something outside simulated time."""
+        """Actors whose turn goes on when `resume` has returned: those that are tasks."""
+        self._is_running = False
         self._is_stopping = False
         self._instant_events = 0
         self._events_per_instant_max = events_per_instant_max
-        if loop is None:
-            import asyncio  # 30 modules, which a plain run does not need
-
-            self._loop: asyncio.AbstractEventLoop | Turns = asyncio.get_running_loop()
-        else:
-            self._loop = loop
-        self._done: asyncio.Future[None] | Mark = self._loop.create_future()
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
-        """What ended the run, and where it came from. Not in `_done`: an error that is thrown into
-        a compiled coroutine loses its frames, and those tell whose code is at fault."""
+        """What ended the run, and where it came from."""
         self._is_over = False
-        """`_done` has its result, or nothing waits for it any more."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._between: Callable[[], None] | None = None
+        self._from_outside: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        """Calls of signal handlers and other threads, made between two slices of the run."""
         self._actors: list[Actor] = []
         self._locks: list[Lock] = []
         self._limit_ns: int | None = None
@@ -400,6 +336,8 @@ class Kernel:
         self._watch_ns: int | None = None
         self._watch_period_ns = 0
         self._watch: Callable[[int], EmuError | None] | None = None
+        self._check: Callable[[bool], EmuError | None] | None = None
+        self._check_every = self._check_left = 0
         self._notice_ns = NEVER
         """The clock passes this instant only after a look at the limit and the samples."""
         self.story: Callable[[], list[str]] = list
@@ -414,69 +352,71 @@ class Kernel:
 
     # --- running ----------------------------------------------------------------------------
     def start(self, actor: Actor) -> None:
-        """The actor begins to live: its first step is in the queue; not in line, its task waits."""
+        """The actor begins to live: its first step is in the queue."""
         self._actors.append(actor)
-        if not self.is_inline:
-            assert not isinstance(self._loop, Turns)
-            self._tasks.append(self._loop.create_task(self._live(actor), name=actor.name))
-            self._tasks[-1].add_done_callback(self._on_actor_over)
+        if self._is_running:
+            self._bring_to_life(actor)
         actor.is_ready = True
         self._ready.append(actor)
-
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Start a coroutine that awaits the real world: until it ends, simulated time stands still.
-
-        An exception in it ends the run.
-        """
-        assert not isinstance(self._loop, Turns), "this loop waits for nothing outside"
-        self._running += 1
-        task = self._loop.create_task(work, name=name)
-        self._tasks.append(task)
-        task.add_done_callback(self._on_work_done)
 
     async def run(self, *, limit_ns: int | None = None) -> None:
         """Let the actors live until `stop` is called.
 
-        Raises what a step raised, `Deadlock`, `Zeno`, or `LimitReached` past `limit_ns`.
+        Raises what a step raised, `Deadlock`, `Zeno`, or `LimitReached` past `limit_ns`. It waits
+        for nothing: `completed` runs it, or a coroutine around it, without an event loop.
         """
+        self._begin(limit_ns)
+        while not self._is_over:
+            self._advance()
+            self._look_outside()
+        self._end()
+
+    def _begin(self, limit_ns: int | None) -> None:
         self._limit_ns = limit_ns
         self._set_notice()
-        self._loop.call_soon(self._advance)
-        error: BaseException | None = None
-        try:
-            await self._done
-        except BaseException as raised:
-            error = raised
-        if error is None and self._error is not None:
-            error = self._error.with_traceback(self._trace)
-        # Not in a handler: a compiled coroutine that waits in one leaves the error behind it as
-        # the one that is being handled, for all that runs meanwhile and after it.
-        self._is_over = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            import asyncio
+        self._is_running = True
+        for actor in self._actors:
+            self._bring_to_life(actor)
 
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        if error is not None:
-            raise error
+    def _bring_to_life(self, actor: Actor) -> None:
+        life = actor.life = actor.live()
+        actor.resume = life.send
+
+    def _look_outside(self) -> None:
+        """Signals, other threads and the progress of the run have their turn."""
+        while self._from_outside:
+            call, arguments = self._from_outside.popleft()
+            call(*arguments)
+        if self._between is not None and not self._is_over:
+            self._between()
+
+    def _end(self) -> None:
+        """All lives are over; raise what ended the run."""
+        self._is_over = True
+        self._is_running = False
+        for actor in self._actors:
+            if actor.life is not None:
+                actor.life.close()
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
+
+    def call_soon_threadsafe(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make this call between two timers, soon: for signal handlers and other threads."""
+        self._from_outside.append((call, arguments))
+
+    def call_between(self, call: Callable[[], None]) -> None:
+        """Call this every few milliseconds of the run, between two timers: to show where it is."""
+        self._between = call
 
     def stop(self) -> None:
         """The run is over as soon as what this set off at this instant has come to rest."""
         self._is_stopping = True
-        self._loop.call_soon(self._stop_at_rest)
-
-    def _stop_at_rest(self) -> None:
-        if self._running == 0 and not self._ready and not self._done.done():
-            self._is_over = True
-            self._done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error."""
-        if not self._done.done():
+        if not self._is_over:
             self._is_over = True
             self._error, self._trace = error, error.__traceback__
-            self._done.set_result(None)
 
     # --- what actors do with it -----------------------------------------------------------------
     def wake(self, actor: Actor) -> None:
@@ -508,7 +448,6 @@ class Kernel:
         """Run a plain function at the end of the queue of this instant."""
         self._count_event()
         self._ready.append(call)
-        self._go_on()
 
     def wake_in_turn(self, actors: Iterator[Actor]) -> None:
         """Wake these in their order, each when those before it have come to rest.
@@ -517,7 +456,6 @@ class Kernel:
         have left nothing to look at.
         """
         self._ready.append(Row(actors))
-        self._go_on()
 
     def call_at(self, at_ns: int, priority: int, call: Call) -> None:
         """Run a plain function at an instant."""
@@ -547,6 +485,15 @@ class Kernel:
         self._watch = watch
         self._set_notice()
 
+    def check_every(self, timers: int, check: Callable[[bool], EmuError | None]) -> None:
+        """Call `check` before every so-many-th timer; the error that it gives ends the run.
+
+        It is told whether this instant is over: the next timer is later than now.
+        """
+        self._check = check
+        self._check_every = self._check_left = timers
+        self._set_notice()
+
     def lock(self, name: str) -> Lock:
         """A lock whose waiters are served first come, first served."""
         lock = Lock(self.soon, name)
@@ -558,65 +505,35 @@ class Kernel:
         """Digest of all instants popped so far."""
         return self._digest.fold()
 
-    # --- tasks --------------------------------------------------------------------------------
-    async def _live(self, actor: Actor) -> None:
-        """The life of an actor: wait for a step, take it."""
-        loop = self._loop
-        assert not isinstance(loop, Turns)
-        while True:
-            actor.call = loop.create_future()
-            await actor.call
-            self._step(actor)
-            self._running -= 1
-            if self._running == 0:
-                # Not from here: this task must be waiting first.
-                loop.call_soon(self._advance)
-
-    def _on_actor_over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            error = task.exception()
-            assert error is not None
-            self.fail(error)
-
-    def _on_work_done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            self.fail(error)
-            return
-        self._running -= 1
-        if self._running == 0 and not self._done.done():
-            self._loop.call_soon(self._advance)
-
-    def _deliver(self, actor: Actor) -> None:
-        """The actor takes a step, in line or by its task."""
-        if self.is_inline:
-            self._step(actor)
-            return
-        self._running += 1
-        if actor.call is None:  # its task has not begun to wait yet
-            self._loop.call_soon(self._call, actor)
-        else:
-            actor.call.set_result(None)
-
-    def _call(self, actor: Actor) -> None:
-        assert actor.call is not None
-        actor.call.set_result(None)
-
+    # --- turns --------------------------------------------------------------------------------
     def _step(self, actor: Actor) -> None:
+        """The actor has its turn."""
         actor.is_ready = False
         actor.armed = 0
         actor.due_ns = NEVER
         actor.is_stepping = True
-        due_ns = actor.tick()
+        actor.resume(None)
+        self._rest(actor)
+
+    def _rest(self, actor: Actor) -> None:
+        """Its step is over: what it has said of the next one."""
         actor.is_stepping = False
+        due_ns = actor.next_ns
         if due_ns >= 0:
             sequence = self._sequence = actor.armed = self._sequence + 1
             actor.due_ns = due_ns
             heapq.heappush(self._heap, (due_ns, actor.priority, sequence, actor, None))
         elif due_ns == AGAIN:
             self._make_ready(actor)
+
+    def goes_out(self, actor: Actor) -> None:
+        """Its step is over, and it awaits something outside simulated time."""
+        actor.is_stepping = False
+        actor.is_away = True
+
+    def comes_back(self, actor: Actor) -> None:
+        """What it has awaited outside is there."""
+        actor.is_away = False
 
     # --- inside -------------------------------------------------------------------------------
     def _make_ready(self, actor: Actor) -> None:
@@ -626,13 +543,6 @@ class Kernel:
             raise self._zeno()
         actor.is_ready = True
         self._ready.append(actor)
-        if self._running == 0 and not self._is_advancing:
-            self._loop.call_soon(self._advance)
-
-    def _go_on(self) -> None:
-        """See to it that the queue is looked at, if this comes from outside a step."""
-        if self._running == 0 and not self._is_advancing:
-            self._loop.call_soon(self._advance)
 
     def _count_event(self) -> None:
         self.events += 1
@@ -641,7 +551,7 @@ class Kernel:
             raise self._zeno()
 
     def _advance(self) -> None:
-        """Take steps and pop timers until a task runs."""
+        """Take steps and pop timers for a slice of the run."""
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -652,7 +562,6 @@ class Kernel:
 
     def _move_on(self) -> None:
         heap, ready, pop, note = self._heap, self._ready, heapq.heappop, self._note_instant
-        step = self._step if self.is_inline else self._deliver
         for _ in range(_YIELD_EVERY):
             if self._running or self._is_over:
                 return
@@ -660,7 +569,7 @@ class Kernel:
                 self._take_ready()
                 continue
             if self._is_stopping:
-                self._stop_at_rest()
+                self._is_over = True
                 return
             if not heap:
                 if self.last_resort is not None and self.last_resort():
@@ -681,17 +590,13 @@ class Kernel:
             if actor is None:
                 call()  # type: ignore[misc]
             else:
-                step(actor)
-        self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
+                self._step(actor)
 
     def _take_ready(self) -> None:
         """Run the oldest entry of the queue."""
         entry = self._ready.popleft()
         if isinstance(entry, Actor):
-            if self.is_inline:
-                self._step(entry)
-            else:
-                self._deliver(entry)
+            self._step(entry)
         elif isinstance(entry, Row):
             self._wake_next(entry)
         else:
@@ -710,6 +615,8 @@ class Kernel:
         ready.insert(woken, row)
 
     def _move_to(self, due_ns: int, priority: int) -> bool:
+        if self._check is not None and not self._has_passed(due_ns > self.now_ns):
+            return False
         if due_ns > self.now_ns:
             if due_ns > self._notice_ns and not self._notice(due_ns):
                 return False
@@ -725,6 +632,19 @@ class Kernel:
                 self.priority_reached = priority
         self._note_instant(due_ns + priority + 1)
         return True
+
+    def _has_passed(self, is_quiet: bool) -> bool:
+        """The check before this timer, if it is its turn, has found nothing."""
+        self._check_left -= 1
+        if self._check_left > 0:
+            return True
+        self._check_left = self._check_every
+        assert self._check is not None
+        error = self._check(is_quiet)
+        if error is None:
+            return True
+        self.fail(error)
+        return False
 
     def _notice(self, due_ns: int) -> bool:
         """The clock passes the limit, or an instant at which a sample is taken."""
@@ -745,6 +665,9 @@ class Kernel:
         return True
 
     def _set_notice(self) -> None:
+        if self._check is not None:
+            self._notice_ns = -1  # every timer goes through `_move_to`
+            return
         instants = (self._limit_ns, self._sample_ns, self._watch_ns)
         self._notice_ns = min((at_ns for at_ns in instants if at_ns is not None), default=NEVER)
 

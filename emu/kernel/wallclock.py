@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from emu.kernel.clock import PRIORITY_WORLD, Kernel, Turns
+from emu.kernel.clock import PRIORITY_WORLD
+from emu.kernel.tasks import TaskKernel
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
@@ -16,7 +17,7 @@ _TURN_NS: Final = 2_000_000
 _TIMERS_PER_LOOK: Final = 16
 
 
-class WallKernel(Kernel):
+class WallKernel(TaskKernel):
     """The same actors on the wall clock, `speed` simulated seconds per real second.
 
     Timers keep their own due times (logical time), so lateness of the machine never adds up;
@@ -53,9 +54,8 @@ class WallKernel(Kernel):
 
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world forever."""
-        if not self._done.done():
-            self._is_over = True
-            self._done.set_result(None)
+        self._is_over = True
+        self._done.set()
 
     def wall_ns(self, ago_ns: int = 0) -> int:
         """Simulated time that the wall clock shows, or showed so much wall time ago."""
@@ -114,9 +114,6 @@ class WallKernel(Kernel):
             if ready:
                 self._take_ready()
                 continue
-            if self._is_stopping:
-                self._stop_at_rest()
-                return
             while heap and heap[0][3] is not None and heap[0][3].armed != heap[0][2]:
                 heapq.heappop(heap)  # void: put off or cut
             if self._alarm is not None:
@@ -128,7 +125,6 @@ class WallKernel(Kernel):
             due_ns, priority, _, actor, target = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
-                assert not isinstance(self._loop, Turns)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
                 return
             if due_ns >= self._held_ns:
@@ -144,6 +140,6 @@ class WallKernel(Kernel):
                 return
             self.events += 1
             if actor is not None:
-                self._deliver(actor)
+                self._step(actor)
             elif target is not None:
                 target()

@@ -92,7 +92,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Some layers keep a state."""
         return any(group.keeps == "state" for group in self.groups)
 
-    def blocks_for(self, tokens: int, *, in_flight_tokens: int, speculative_tokens: int = 0) -> int:
+    def blocks_for(self, tokens: int, *, in_flight_tokens: int, draft_tokens: int = 0) -> int:
         """Most blocks that a sequence of so many tokens holds at once.
 
         `in_flight_tokens`: tokens of the steps planned but not confirmed (the batch limit times the
@@ -102,7 +102,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         for group in self.groups:
             whole = group.blocks_held(tokens, in_flight_tokens)
             if group.keeps == "state":
-                whole = min(whole, 1 + speculative_tokens)
+                whole = min(whole, 1 + draft_tokens)
             total += whole
         return total
 
@@ -128,7 +128,7 @@ def kv_layout(
     tp: int = 1,
     block_size: int = 16,
     layers: Sequence[int] | None = None,
-    speculative_tokens: int = 0,
+    draft_tokens: int = 0,
     keep_windows: bool = True,
     source: str = "memory",
 ) -> KvLayout:
@@ -139,7 +139,7 @@ def kv_layout(
     `source`): layers with states need the manager.
     """
     chosen = range(spec.layers) if layers is None else layers
-    buckets = _buckets(spec, chosen, kv_dtype, dtype, tp, speculative_tokens, keep_windows)
+    buckets = _buckets(spec, chosen, kv_dtype, dtype, tp, draft_tokens, keep_windows)
     if not buckets:
         raise InputError(source, None, "model", f"{spec.name} keeps no KV cache and no states")
     if len(buckets) == 1 and buckets[0].keeps != "state":
@@ -171,7 +171,7 @@ def _buckets(
     kv_dtype: str,
     dtype: str,
     tp: int,
-    speculative_tokens: int,
+    draft_tokens: int,
     keep_windows: bool,
 ) -> list[_Bucket]:
     """What the layers keep, alike ones together, in order of first appearance."""
@@ -180,7 +180,7 @@ def _buckets(
     for index in layers:
         layer = spec.layer(index)
         token_bytes = sizes.layer_kv_bytes_per_token(layer, kv_dtype, tp)
-        state_bytes = sizes.layer_state_bytes(spec, layer, dtype, tp, speculative_tokens)
+        state_bytes = sizes.layer_state_bytes(spec, layer, dtype, tp, draft_tokens)
         if token_bytes:
             keeps, limit_tokens = _kept(layer) if keep_windows else ("all", 0)
             # Latent layers with and without an indexer's keys differ in bytes but share a table.
@@ -292,17 +292,17 @@ class GroupedPool:
         layout: KvLayout,
         *,
         prefix_caching: bool,
-        speculative_tokens: int = 0,
+        draft_tokens: int = 0,
     ) -> None:
-        """`speculative_tokens`: drafts of a sequence, each with a state of its own. States cannot
+        """`draft_tokens`: drafts of a sequence, each with a state of its own. States cannot
         be found again then (`prefix_caching` False where there are any)."""
-        assert not (speculative_tokens and prefix_caching and layout.has_states)
+        assert not (draft_tokens and prefix_caching and layout.has_states)
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total
         self.layout = layout
         self.block_size = layout.hash_tokens
         self.prefix_caching = prefix_caching
-        self._state_slots = 1 + speculative_tokens
+        self._state_slots = 1 + draft_tokens
         self.evicted_blocks = 0
         self._tables: dict[int, list[list[int]]] = {}
         self._blocks: dict[int, _Block] = {}

@@ -79,7 +79,7 @@ def engine_plan(
     exact_weights: bool = False,
     block_bytes: int = 0,
     draft: Draft | None = None,
-    adapter_bytes: int = 0,
+    slot_bytes: int = 0,
     source: str = "memory",
 ) -> MemoryPlan:
     """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
@@ -87,7 +87,7 @@ def engine_plan(
     `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
     layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token. `draft`:
     weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds.
-    `adapter_bytes`: slots of LoRA adapters on every rank.
+    `slot_bytes`: what features keep on every rank in place of KV blocks.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
@@ -113,7 +113,7 @@ def engine_plan(
             f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs, which have "
             f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
         )
-    left = usable_bytes - weights - reserve_bytes - adapter_bytes
+    left = usable_bytes - weights - reserve_bytes - slot_bytes
     block_bytes = block_bytes or per_token * block_size
     num_blocks = left // block_bytes
     if num_blocks < 1:

@@ -119,7 +119,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         spec, dtype = self.spec, self.dtype
         kv_dtype = sizes.kv_dtype(spec, dtype, self.kv_cache_dtype)
         experts = sizes.expert_dtype(spec, dtype) if spec.experts is not None else ""
-        is_published = dtype == "auto"
         linear = sizes.linear_dtype(spec, dtype)
         if "mixer" in spec.layer(spec.layers - 1).unquantized:
             linear = sizes.activation_dtype(spec, dtype)
@@ -131,15 +130,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             version=version or "current",
             tensor_parallel=self.tensor_parallel,
             expert_parallel=self.expert_parallel,
-            weight_dtype=self._type(linear, is_published),
-            expert_dtype=self._type(experts, is_published) if experts else "",
-            kv_cache_dtype=self._type(kv_dtype, False),
+            weight_dtype=self._type(linear),
+            expert_dtype=self._type(experts) if experts else "",
+            kv_cache_dtype=self._type(kv_dtype),
         )
 
-    def _type(self, dtype: str, is_published: bool) -> str:
-        """The database's word. Released 8-bit checkpoints are scaled by blocks."""
-        if dtype == "fp8" and is_published:
-            return "fp8_block"
+    def _type(self, dtype: str) -> str:
+        """The database's word."""
         known = {
             "bfloat16": "bfloat16",
             "float16": "bfloat16",

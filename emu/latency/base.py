@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def series(
 
 @final
 class Verify:
-    """The part of an iteration that speculative decoding adds.
+    """The part of an iteration that verifies drafts.
 
     A sequence with d drafts computes 1 + d tokens, each with a row of logits; it is none of the
     batch's decodes.
@@ -138,26 +138,9 @@ class Verify:
         self.drafting_context_sum = drafting_context_sum
 
 
-@final
-class LoraWork:
-    """What LoRA adapters add to an iteration."""
-
-    adapters: int
-    """Different adapters of its members."""
-    tokens: int
-    """New tokens of members with an adapter."""
-    cold_loads: int
-    """Adapters that are read from the disk first."""
-    host_loads: int
-    """Adapters that are copied from host memory first."""
-
-    __slots__ = ("adapters", "cold_loads", "host_loads", "tokens")
-
-    def __init__(self, adapters: int, tokens: int, cold_loads: int, host_loads: int) -> None:
-        self.adapters = adapters
-        self.tokens = tokens
-        self.cold_loads = cold_loads
-        self.host_loads = host_loads
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Work:
+    """What a feature adds to an iteration: the feature knows what, and what it takes."""
 
 
 @final
@@ -191,11 +174,9 @@ class BatchShape:
     layers: int
     """Number of layers to run; -1 = all to the end."""
     verify: Verify | None
-    """Speculative decoding; None = the replica has none."""
-    lora: LoraWork | None
-    """Adapters; None = the replica has none."""
-    images: Sequence[int]
-    """Tokens of each image that the iteration encodes."""
+    """Verification of drafts; None = the replica has none."""
+    works: Sequence[Work]
+    """What features add to it."""
 
     __slots__ = (
         "decode_context_max",
@@ -204,15 +185,14 @@ class BatchShape:
         "decode_count",
         "group_tokens",
         "group_tokens_max",
-        "images",
         "layers",
-        "lora",
         "padded_tokens",
         "prefill_context",
         "prefill_new",
         "sequences",
         "start_layer",
         "verify",
+        "works",
     )
 
     def __init__(
@@ -243,8 +223,7 @@ class BatchShape:
         self.start_layer = start_layer
         self.layers = layers
         self.verify = None
-        self.lora = None
-        self.images = ()
+        self.works = ()
 
     @property
     def new_tokens(self) -> int:
@@ -306,7 +285,7 @@ COMPONENTS = (
     "memory",
     "cpu_overhead",
 )
-"""Of every backend; with speculative decoding there is `draft` beside them."""
+"""Of every backend; features add their own beside them."""
 
 
 StageLines = tuple[list[int], list[int], list[int], int]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,49 @@ GENERIC: Final = "generic"
 """The set of architectures without measurements."""
 
 
-_LIKE: Final = {"fp8_block": "fp8", "nvfp4": "mxfp4", "int4_g32": "int4"}
-"""Types of weights whose kernels are taken to be as those of another."""
+# Every type of weights -> the families of kernels that may run it, the best first: the first one
+# that was measured on the architecture counts. A type that is not listed has no price.
+_HALF: Final = ("bfloat16",)
+_PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "float32": _HALF,
+    "float16": _HALF,
+    "bfloat16": _HALF,
+    "fp8": ("fp8",),
+    # The tables of block-scaled products have 55 to 300 us of host time in each: no captured graph.
+    "fp8_block": ("fp8",),
+    "int8": ("fp8", "bfloat16"),  # Ampere, the only one without fp8, has no int8 table
+    "mxfp4": ("nvfp4",),
+    "nvfp4": ("nvfp4",),
+    "int4": _HALF,
+    "int4_g32": _HALF,
+    "int8_wo": _HALF,
+    "nvfp4_wo": _HALF,
+}
+"""Dense products. Weights that a GPU has no units for are multiplied as bfloat16."""
+_EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "float32": _HALF,
+    "float16": _HALF,
+    "bfloat16": _HALF,
+    "fp8": ("fp8",),
+    "fp8_block": ("fp8",),  # and fitted to block-scaled kernels where there is a table of them
+    "int8": ("fp8", "bfloat16"),
+    "mxfp4": ("mxfp4_mxfp8", "mxfp4"),  # Blackwell: 8-bit activations; the RTX: widened
+    "nvfp4": ("nvfp4",),
+    "int4": ("int4", "bfloat16"),
+    "int4_g32": ("int4", "bfloat16"),
+    "int8_wo": ("int4", "bfloat16"),
+    "nvfp4_wo": ("mxfp4", "bfloat16"),
+}
+_WIDENED_EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "fp8": _HALF,
+    "fp8_block": _HALF,
+    "int8": _HALF,
+    "mxfp4": ("mxfp4", "bfloat16"),
+    "nvfp4": ("mxfp4", "bfloat16"),
+}
+"""Experts of types that a GPU has no units for."""
+EXPERT_UNITS: Final[Mapping[str, str]] = {"mxfp4": "half", "mxfp4_mxfp8": "fp8", "int4": "half"}
+"""Units that families multiply in, where those are not the weights' own."""
 LARGE_TILE: Final = 128 * 256 / (128 + 256)
 
 
@@ -47,6 +89,9 @@ class Products(msgspec.Struct, frozen=True, kw_only=True):
     """Inner elements that filling and draining the pipeline of a tile is worth."""
     softness: float
     """Exponent of the mean of memory and arithmetic: small = they hinder each other."""
+    quantize: float = 0.0
+    """Bytes at the memory's rate that it takes to turn an element of the input into the type of
+    the weights, in a kernel before the product; 0 = inputs stay as they are."""
 
     @property
     def large(self) -> float:
@@ -160,13 +205,24 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the memory's rate that element-wise kernels reach."""
     residuals: dict[str, Residual] = {}
 
-    def product(self, dtype: str) -> Products:
-        """Coefficients of a type of weights; types without a set take that of bfloat16."""
-        return self.products.get(_LIKE.get(dtype, dtype)) or self.products["bfloat16"]
+    def product(self, dtype: str, units: str) -> Products:
+        """Coefficients of dense products with weights of a type, multiplied by such units."""
+        return self.products[
+            _measured(_HALF if units == "half" else _PRODUCTS[dtype], self.products)
+        ]
 
-    def expert(self, dtype: str) -> Experts:
-        """Coefficients of a type of weights; types without a set take that of bfloat16."""
-        return self.experts.get(_LIKE.get(dtype, dtype)) or self.experts["bfloat16"]
+    def expert(self, dtype: str, units: str) -> tuple[Experts, str]:
+        """Coefficients of experts of a type on a GPU with such units, and the units they use."""
+        families = _EXPERTS[dtype]
+        if units == "half":
+            families = _WIDENED_EXPERTS.get(dtype, families)
+        family = _measured(families, self.experts)
+        return self.experts[family], EXPERT_UNITS.get(family, units)
+
+
+def _measured(families: tuple[str, ...], sets: Mapping[str, Products | Experts]) -> str:
+    """The first family that a set has; KeyError if it has none."""
+    return next((family for family in families if family in sets), families[-1])
 
 
 def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:

@@ -1,6 +1,7 @@
 """What a latency backend is built from: the replica's facts, its collectives, its engine.
 
-Backends are made of it by name in `emu/cluster/backends.py`.
+Backends are made of it by name in `emu/cluster/backends.py`; the roofline is made here, because
+features have layers of their own to cost.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ import msgspec
 
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     LatencyTable,
     NetworkTable,
     NodeTable,
     PlacementTable,
-    SpeculativeTable,
+    RooflineTable,
 )
 from emu.errors import InputError
-from emu.latency.coefficients import Kernels, kernels_of
+from emu.latency.coefficients import Kernels, kernels_of, scaled
 from emu.latency.engine import EngineModel, eager_calls
 from emu.latency.engine_steps import EngineSteps, resolve_sampling
 from emu.latency.kernels import machine_collective
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
-    from emu.latency.features import LoraPlan
+    from emu.latency.moe_gate import Gate
+    from emu.latency.parts import Pricer
+    from emu.latency.roofline import RooflineBackend
     from emu.network.collectives import Collectives
     from emu.network.rounds import CollectiveSystem, Kind, NetworkDim
 
@@ -63,6 +65,15 @@ class PlainKernels(msgspec.Struct, frozen=True):
         return 0
 
 
+class PassPart(Protocol):
+    """A feature in what a backend is built from; equal ones take the same, so that replicas of
+    one kind share a backend."""
+
+    def pricer(self, context: LatencyContext) -> Pricer:
+        """What its operations take on a replica of this kind."""
+        ...
+
+
 class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a backend may be built from."""
 
@@ -91,14 +102,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """The engine schedules the next step while one runs."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    drafts: SpeculativeTable | None = None
-    """Speculative decoding."""
-    draft: Draft | None = None
-    """The drafter's layers, if it has any."""
-    lora: LoraPlan | None = None
-    """LoRA adapters, if requests may name some."""
-    encodes: bool = False
-    """Requests may have images, which it encodes."""
+    parts: tuple[PassPart, ...] = ()
+    """What features add to its passes, in the order in which they are added."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -315,4 +320,47 @@ def engine_collectives(context: LatencyContext) -> CollectiveCost:
         nvlink_gbps=node.nvlink_gbps if node.nvlink_gbps >= 0 else None,
         pcie_gbps=node.pcie_gbps if node.pcie_gbps > 0 else None,
         send_ns=analytic,
+    )
+
+
+def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
+    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
+    experts = context.model.experts
+    if experts is None or context.table.expert_routing == "balanced":
+        return None
+    from emu.latency.moe_gate import GateShape, make_gate
+
+    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
+    return make_gate(context.table.expert_routing, shape)
+
+
+def make_roofline(
+    context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
+) -> RooflineBackend:
+    """The roofline of a replica. `has_engine` False: its kernels alone."""
+    from emu.latency.roofline import RooflineBackend  # other backends need none
+
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.mixed import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
+        context.model,
+        context.gpu,
+        tp=context.tensor_parallel,
+        pp=context.pipeline_parallel,
+        ep=context.expert_parallel,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        kernels=scaled(
+            context.kernels.coefficients(context.gpu),
+            table.compute_efficiency,
+            table.memory_efficiency,
+        ),
+        gate=expert_gate(context, max(1, context.expert_parallel)),
+        engine=engine_steps(context) if has_engine else None,
+        is_warm=table.warm_up,
+        collective_ns=engine_collectives(context),
+        round_tokens_to=table.round_tokens_to,
     )

@@ -341,7 +341,6 @@ CollectiveNs = Callable[[str, int, int], int]
 """(kind, bytes, ranks) -> ns. Kinds: all-reduce (bytes of the whole vector), all-gather (bytes
 that one rank contributes), reduce-scatter (bytes of the whole vector), send (one message)."""
 
-_WEIGHT_ONLY: Final = ("int4", "int4_g32", "mxfp4")
 _SAMPLER_KERNELS: Final = 10
 _NVLINK_STEP_NS: Final = 1_000
 _PCIE_STEP_NS: Final = 4_000
@@ -351,10 +350,16 @@ _PCIE_STEP_NS: Final = 4_000
 class _Matrix:
     """Weights that rows are multiplied with."""
 
-    __slots__ = ("kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
+    __slots__ = ("input_s", "kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
 
     def __init__(
-        self, kernel: Products, launch_s: float, read_s: float, row_s: float, peak: float
+        self,
+        kernel: Products,
+        launch_s: float,
+        read_s: float,
+        row_s: float,
+        input_s: float,
+        peak: float,
     ) -> None:
         self.kernel = kernel
         self.launch_s = launch_s
@@ -362,6 +367,8 @@ class _Matrix:
         """Reading the weights."""
         self.row_s = row_s
         """What a row adds to the traffic."""
+        self.input_s = input_s
+        """Turning a row of the input into the type of the weights, before the product."""
         self.peak = peak
         self.product_s: dict[int, float] = {}
         """Arithmetic by tiles of rows, as far as it has been asked for."""
@@ -380,14 +387,16 @@ class Ops:
         self._matrices: dict[tuple[int, int, str], _Matrix] = {}
 
     def _matrix(self, columns: int, inner: int, dtype: str) -> _Matrix:
-        kernel = self.kernels.product(dtype)
+        units = self.gpu.units(dtype)
+        kernel = self.kernels.product(dtype, units)
         rate = self.memory_rate * kernel.memory
         return _Matrix(
             kernel,
             kernel.launch_us * 1e-6,
             sizes.weight_bytes(columns * inner, dtype) / rate,
             (columns + inner) * self.activation_bytes / rate,
-            self.gpu.peak_flops(dtype),
+            inner * kernel.quantize / self.memory_rate,
+            self.gpu.unit_flops(units),
         )
 
     def gemm_s(self, rows: int, columns: int, inner: int, dtype: str) -> float:
@@ -402,7 +411,8 @@ class Ops:
         if compute_s is None:
             compute_s = arithmetic_s(matrix.kernel, matrix.peak, processors, tile, columns, inner)
             matrix.product_s[tile] = compute_s
-        return soft_max(memory_s, compute_s, matrix.kernel.softness) + matrix.launch_s
+        product_s = soft_max(memory_s, compute_s, matrix.kernel.softness) + matrix.launch_s
+        return product_s + rows * matrix.input_s
 
     def elementwise_s(self, traffic: float) -> float:
         """A kernel that only moves bytes. `traffic` counts bytes."""
@@ -426,10 +436,9 @@ class Ops:
         An expert has `matrices` of hidden x ffn. Without a gate, ranks are alike and experts as
         popular as `met_experts` says. A gate says how many tokens each expert computes.
         """
-        kernel = self.kernels.expert(dtype)
+        kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
         params = matrices * hidden * ffn
-        # Four-bit experts of released models multiply in 16 bits (gpt-oss, AWQ, GPTQ).
-        peak = self.gpu.peak_flops("bfloat16" if dtype in _WEIGHT_ONLY else dtype)
+        peak = self.gpu.unit_flops(units)
         rows = tokens * per_token
         block = block_rows(kernel, rows, count)
         if gate is None:

@@ -18,8 +18,8 @@ from emu.migration.live_move import LiveMove
 from emu.network.placement import Network, Transfer
 from emu.policy import OwnMigration, ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.units import ms_to_ns
 
@@ -36,19 +36,28 @@ class LiveWorld(Protocol):
     """What live migrations need of the cluster."""
 
     kernel: Kernel
-    replicas: list[Replica]
+
+    @property
+    def replicas(self) -> Sequence[ReplicaHandle]:
+        """All of them, by id."""
+        ...
 
     @property
     def network(self) -> Network:
         """The links."""
         ...
 
-    def on_capacity(self, replica: Replica) -> None:
+    def on_capacity(self, replica: ReplicaHandle) -> None:
         """Blocks of a replica have become free."""
         ...
 
     def on_live_migration(
-        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+        self,
+        request: Request,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        started_ns: int,
+        stop_ns: int,
     ) -> None:
         """A live migration has ended well; the request stood still for `stop_ns`."""
         ...
@@ -72,14 +81,14 @@ def choose_pair(uses: Sequence[Use], gap: float) -> tuple[int, int] | None:
     return fullest.replica_id, emptiest.replica_id
 
 
-def _lowers(request: Request, source: Replica, destination: Replica) -> bool:
+def _lowers(request: Request, source: ReplicaHandle, destination: ReplicaHandle) -> bool:
     """True if, with the request over there, the fuller of both is less full than before."""
-    one, other = source.scheduler, destination.scheduler
+    one, other = source.view(), destination.view()
     needed = other.blocks_to_reserve([request])
     return (other.blocks_used + needed) / other.blocks_total < one.blocks_used / one.blocks_total
 
 
-OnChoice = Callable[[Request, Replica, Replica], None]
+OnChoice = Callable[[Request, ReplicaHandle, ReplicaHandle], None]
 """Told of (request, source, destination) of a move that is to lower the imbalance."""
 
 
@@ -88,7 +97,7 @@ class ReplicaSide:
 
     __slots__ = ("life", "replica")
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ReplicaHandle) -> None:
         self.replica = replica
         self.life = replica.incarnation
 
@@ -108,8 +117,7 @@ class ReplicaSide:
 
     def tokens_of(self, request: Request) -> int:
         """Tokens of the request whose KV it has, or -1 if the request does not run there."""
-        self.replica.settle()
-        for resident in self.replica.scheduler.residents():
+        for resident in self.replica.view().residents():
             if resident is request:
                 return request.reached_tokens
         return -1
@@ -120,7 +128,7 @@ class Moving:
 
     __slots__ = ("destination", "move", "source", "transfer")
 
-    def __init__(self, move: LiveMove, source: Replica, destination: Replica) -> None:
+    def __init__(self, move: LiveMove, source: ReplicaHandle, destination: ReplicaHandle) -> None:
         self.move = move
         self.source = source
         self.destination = destination
@@ -138,7 +146,7 @@ class LiveMigrator(Actor):
         block_size: int,
         kv_bytes_per_token: int,
         own: OwnMigration | None = None,
-        see: Callable[[Replica], ReplicaView] | None = None,
+        see: Callable[[ReplicaHandle], ReplicaView] | None = None,
     ) -> None:
         """`own`: a user's policy instead of the rule; it sees replicas as `see` shows them."""
         super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
@@ -193,16 +201,13 @@ class LiveMigrator(Actor):
     def _rebalance(self) -> bool:
         """Apply the rule. True if what could move must first get a token where it is."""
         decoding = [r for r in self.world.replicas if r.state is S.DECODE]
-        for replica in decoding:
-            replica.settle()
         if self._own is not None and self._see is not None:
             found = self._own.choose([self._see(replica) for replica in decoding])
             if found is not None:
                 self.start(self.world.replicas[found[0]], self.world.replicas[found[1]], found[2])
             return False
-        uses = [
-            Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total) for r in decoding
-        ]
+        views = [(r.replica_id, r.view()) for r in decoding]
+        uses = [Use(replica_id, view.blocks_used / view.blocks_total) for replica_id, view in views]
         pair = choose_pair(uses, self._table.rebalance_gap)
         if pair is None:
             return False
@@ -210,31 +215,28 @@ class LiveMigrator(Actor):
         self.start(source, destination, rebalances=True)
         if source.replica_id in self.moves:
             return False
-        tokens = (
-            (r.generated_tokens, self._moved.get(r.row)) for r in source.scheduler.residents()
-        )
+        residents = source.view().residents()
+        tokens = ((r.generated_tokens, self._moved.get(r.row)) for r in residents)
         return any(moved is not None and moved[0] == now for now, moved in tokens)
 
-    def drain(self, source: Replica) -> None:
+    def drain(self, source: ReplicaHandle) -> None:
         """Move a decode of a replica that shuts down to the emptiest open one, if there is one."""
         if self._is_waiting(source):
             return
         open_ = [r for r in self.world.replicas if r.state is S.DECODE and r is not source]
         if open_:
-            for replica in open_:
-                replica.settle()
-            target = min(open_, key=lambda r: (r.scheduler.blocks_used, r.replica_id))
+            target = min(open_, key=lambda r: (r.view().blocks_used, r.replica_id))
             self.start(source, target)
 
-    def _is_waiting(self, source: Replica) -> bool:
+    def _is_waiting(self, source: ReplicaHandle) -> bool:
         """One is on its way, or was refused a moment ago."""
         now_ns, source_id = self.kernel.now_ns, source.replica_id
         return source_id in self.moves or now_ns < self._not_before.get(source_id, 0)
 
     def start(
         self,
-        source: Replica,
-        destination: Replica,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
         request_id: int | None = None,
         *,
         rebalances: bool = False,
@@ -247,8 +249,7 @@ class LiveMigrator(Actor):
         """
         if self._is_waiting(source):
             return
-        source.settle()
-        for request in reversed(list(source.scheduler.residents())):
+        for request in reversed(source.view().residents()):
             if request.generated_tokens == 0 or request_id not in (None, request.request_id):
                 continue
             if not self._may_move(request, is_drain=not rebalances and self._own is None):
@@ -287,7 +288,7 @@ class LiveMigrator(Actor):
             if moving.move.request is request and not moving.move.is_forgotten:
                 self.tell(moving, msg.Forgotten())
 
-    def lose(self, replica: Replica) -> list[Request]:
+    def lose(self, replica: ReplicaHandle) -> list[Request]:
         """A replica has crashed: its transfers end; the request that it had stopped to move."""
         for moving in list(self.moves.values()):
             if moving.source is replica or moving.destination is replica:

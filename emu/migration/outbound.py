@@ -162,6 +162,7 @@ class Outbound:
 
     __slots__ = (
         "attempts_max",
+        "batch_tokens",
         "firsts",
         "flight",
         "half_flight",
@@ -211,6 +212,8 @@ class Outbound:
         self.half_flight: HalfFlight | None = None
         self.unfinished = 0
         """Batches that wait here or are on their way, halves included."""
+        self.batch_tokens = 0
+        """Prompt tokens of the full batches that wait here or are on their way."""
         self.split_tokens = 0
         """Prompt tokens of the split batches that this machine owns, wherever their halves are."""
         self.is_pausing = False
@@ -273,7 +276,7 @@ class Outbound:
     @property
     def tokens(self) -> int:
         """Prompt tokens whose KV waits here for a migration or is on its way."""
-        return self.split_tokens + sum(prompt_tokens(batch.requests) for batch in self.batches())
+        return self.split_tokens + self.batch_tokens
 
     def batches(self) -> list[MigratingBatch]:
         """Full batches that wait or are on their way."""
@@ -399,6 +402,7 @@ class Outbound:
     def give_up(self, batch: MigratingBatch) -> None:
         """Its KV is not sent: the source is free of it."""
         self.unfinished -= 1
+        self.batch_tokens -= prompt_tokens(batch.requests)
         self.out += (Release(batch.requests), WAKE_SOURCE)
 
     def put_back(self, batch: MigratingBatch, destination_id: int) -> None:
@@ -412,6 +416,7 @@ class Outbound:
         gone = [r for r in batch.requests if r.status.is_terminal]
         if gone:
             self.out.append(Release(gone))
+            self.batch_tokens -= prompt_tokens(gone)
             batch.requests = [r for r in batch.requests if not r.status.is_terminal]
         if batch.requests and batch.attempts <= self.attempts_max:
             self.queue.appendleft(batch)
@@ -571,6 +576,7 @@ def prompts_done(outbound: Outbound, event: PromptsDone) -> None:
         batch_id = outbound.next_batch_id()
         outbound.queue.append(MigratingBatch(batch_id, requests, event.prefill_ns, outbound.now_ns))
         outbound.unfinished += 1
+        outbound.batch_tokens += prompt_tokens(requests)
     if outbound.firsts or outbound.seconds:
         outbound.offer()
     else:
@@ -590,6 +596,7 @@ def _queue_apart(outbound: Outbound, event: PromptsDone) -> None:
         batch_id = outbound.next_batch_id()
         outbound.queue.append(MigratingBatch(batch_id, group, overlapped_ns, now_ns))
         outbound.unfinished += 1
+        outbound.batch_tokens += prompt_tokens(group)
     for request in waiting:
         due_ns = request.arrival_ns + request.handoff_after_ns
         if now_ns < due_ns < HANDOFF_NEVER_NS:
@@ -624,6 +631,7 @@ def transfer_done(outbound: Outbound, event: TransferDone) -> None:
     if outbound.search.failures:
         outbound.search.arrived(destination_id)
     outbound.unfinished -= 1
+    outbound.batch_tokens -= prompt_tokens(batch.requests)
     waited_ns = outbound.now_ns - batch.queued_ns
     arrived: list[Request] = []
     ended: list[Request] = []
@@ -658,6 +666,7 @@ def cancelled(outbound: Outbound, event: Cancelled) -> None:
     for batch in outbound.queue:
         if request in batch.requests:
             batch.requests.remove(request)
+            outbound.batch_tokens -= request.prompt_tokens
             out.append(Release([request]))
             if not batch.requests:
                 outbound.queue.remove(batch)
@@ -689,6 +698,7 @@ def _stop_flight(outbound: Outbound, flight: Flight) -> None:
     requests, destination_id = flight.batch.requests, flight.destination_id
     outbound.flight = None
     outbound.unfinished -= 1
+    outbound.batch_tokens -= prompt_tokens(requests)
     outbound.out += (
         CancelTransfer(),
         Release(requests),
@@ -704,6 +714,7 @@ def flushed(outbound: Outbound, event: Flushed) -> None:
     """Give back what is queued, not what is on its way; the source keeps the blocks."""
     for batch in outbound.queue:
         outbound.unfinished -= 1
+        outbound.batch_tokens -= prompt_tokens(batch.requests)
         event.batches.append(batch.requests)
     outbound.queue.clear()
 

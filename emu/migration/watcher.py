@@ -22,8 +22,8 @@ from emu.network.placement import Network, Transfer
 from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.relay_board import SplitBatch
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 
 # --------------------------------------------------------------------------------------------------
@@ -51,12 +51,12 @@ class MigrationWorld(Protocol):
         ...
 
     @property
-    def replicas(self) -> Sequence[Replica]:
+    def replicas(self) -> Sequence[ReplicaHandle]:
         """All of them, ascending id."""
         ...
 
     @property
-    def members(self) -> Sequence[Replica]:
+    def members(self) -> Sequence[ReplicaHandle]:
         """Those that serve the same model, ascending id."""
         ...
 
@@ -65,7 +65,7 @@ class MigrationWorld(Protocol):
         """Those of all replicas with outbound KV, by the replica's id."""
         ...
 
-    def receivers(self) -> Sequence[Replica]:
+    def receivers(self) -> Sequence[ReplicaHandle]:
         """Those whose state lets them receive KV, ascending id."""
         ...
 
@@ -78,12 +78,16 @@ class MigrationWorld(Protocol):
         ...
 
     @property
-    def on_sent(self) -> Callable[[MigratingBatch, Replica, Replica], None] | None:
+    def on_sent(self) -> Callable[[MigratingBatch, ReplicaHandle, ReplicaHandle], None] | None:
         """Told of each transfer that begins, if anything wants to know."""
         ...
 
     def on_transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
     ) -> None:
         """A transfer has ended (trace, statistics)."""
         ...
@@ -92,7 +96,9 @@ class MigrationWorld(Protocol):
         """Ids of migrating batches, in order of creation."""
         ...
 
-    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
+    def refuses(
+        self, source: ReplicaHandle, destination: ReplicaHandle, requests: list[Request]
+    ) -> bool:
         """A fault makes this destination refuse what it has room for."""
         ...
 
@@ -100,7 +106,7 @@ class MigrationWorld(Protocol):
         """The request's one terminal event."""
         ...
 
-    def on_capacity(self, replica: Replica) -> None:
+    def on_capacity(self, replica: ReplicaHandle) -> None:
         """Blocks or the lock of a replica have become free."""
         ...
 
@@ -129,14 +135,14 @@ class Destinations:
 
     def __init__(
         self,
-        source: Replica,
+        source: ReplicaHandle,
         world: MigrationWorld,
         *,
         holder: str,
         policy: str,
         are_alike: bool,
         own: OwnPlacement | None = None,
-        see: Callable[[Replica], ReplicaView] | None = None,
+        see: Callable[[ReplicaHandle], ReplicaView] | None = None,
         on_taken: OnTaken | None = None,
     ) -> None:
         """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
@@ -161,7 +167,7 @@ class Destinations:
         uses = () if self._on_taken is None else self._uses()
         self.was_refused = False
         world, source = self._world, self._source
-        candidates: Iterable[Replica] = self._in_order(requests)
+        candidates: Iterable[ReplicaHandle] = self._in_order(requests)
         if self.failures:
             candidates = sorted(candidates, key=lambda r: self.failures.get(r.replica_id, 0))
         pin = requests[0].decode_pin
@@ -189,21 +195,18 @@ class Destinations:
         found = []
         for replica in self._world.receivers():
             if replica is not self._source and not replica.lock.is_held:
-                replica.settle()
-                scheduler = replica.scheduler
-                found.append((replica.replica_id, scheduler.blocks_used, scheduler.blocks_total))
+                view = replica.view()
+                found.append((replica.replica_id, view.blocks_used, view.blocks_total))
         return found
 
-    def _chosen(self, requests: list[Request]) -> Iterator[Replica]:
+    def _chosen(self, requests: list[Request]) -> Iterator[ReplicaHandle]:
         """Those that a policy of a user's own names, one after the other."""
         assert self._own is not None and self._see is not None
         left = []
         for replica in self._world.receivers():
             if replica is self._source or replica.lock.is_held:
                 continue
-            replica.settle()
-            scheduler = replica.scheduler
-            if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
+            if replica.view().has_room(requests):
                 left.append(replica)
         while left:
             chosen = self._own.choose(requests, [self._see(replica) for replica in left])
@@ -211,21 +214,20 @@ class Destinations:
                 return
             yield left.pop(chosen)
 
-    def _in_order(self, requests: list[Request]) -> Iterator[Replica]:
+    def _in_order(self, requests: list[Request]) -> Iterator[ReplicaHandle]:
         """Those with room, as the policy wants them; only those that may be next are settled."""
         source, is_first_free = self._source, self._policy == "first_free"
-        least = source.scheduler.blocks_to_reserve(requests) if self._are_alike else 0
-        heap: list[tuple[int, int, bool, Replica]] = []
+        least = source.view().blocks_to_reserve(requests) if self._are_alike else 0
+        heap: list[tuple[int, int, bool, ReplicaHandle]] = []
         for replica in self._world.receivers():
-            # A replica whose leap is not settled looks emptier than it is, never fuller.
-            ledger = replica.scheduler.ledger
-            blocks_free = ledger.pool.blocks_free
+            view = replica.view()
+            blocks_free = view.promised_blocks_free
             if blocks_free < least or replica is source:
                 continue
             if is_first_free:
                 yield replica
             else:
-                used = ledger.blocks_total - blocks_free
+                used = view.blocks_total - blocks_free
                 heap.append((used, replica.replica_id, False, replica))
         heapify(heap)
         while heap:
@@ -234,9 +236,7 @@ class Destinations:
                 heappop(heap)
                 yield replica
             else:
-                replica.settle()
-                used = replica.scheduler.blocks_used
-                heapreplace(heap, (used, replica_id, True, replica))
+                heapreplace(heap, (replica.view().blocks_used, replica_id, True, replica))
 
     def failed(self, destination_id: int) -> None:
         """A transfer there has failed: it is tried last."""
@@ -252,7 +252,7 @@ class Destinations:
 
     def none_could_hold(self, requests: list[Request]) -> bool:
         """True if not even an empty replica could (shared prefixes are not shared there)."""
-        others = (r.scheduler for r in self._world.members if r is not self._source)
+        others = (r.view() for r in self._world.members if r is not self._source)
         return all(s.blocks_to_reserve(requests) > s.blocks_total for s in others)
 
 
@@ -274,7 +274,7 @@ class Watcher(Actor):
 
     def __init__(
         self,
-        source: Replica,
+        source: ReplicaHandle,
         world: MigrationWorld,
         search: Search,
         kv: Kv,
@@ -468,7 +468,7 @@ class Watcher(Actor):
     def _tell(self, action: msg.Tell) -> None:
         self.world.watchers[action.source_id].tell(action.event)
 
-    def _destination(self, replica_id: int) -> Replica:
+    def _destination(self, replica_id: int) -> ReplicaHandle:
         return self.world.replicas[replica_id]
 
     def _call_at(self, at_ns: int, call: Callable[[], None]) -> None:

@@ -33,14 +33,20 @@ def request_of(view: RequestView) -> Request:
     return view._request
 
 
+Look = Callable[[Request], None]
+"""Brings the counts of a request up to this instant, wherever it is."""
+
+
 @final
 class RequestView:
-    """A request as a control plane knows it."""
+    """A request as a control plane knows it: exact at each read, also when it is kept."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_look", "_request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, look: Look | None = None) -> None:
+        """`look`: what is asked before a count that grows while the request runs."""
         self._request = request
+        self._look = look
 
     @property
     def request_id(self) -> int:
@@ -90,11 +96,15 @@ class RequestView:
     @property
     def generated_tokens(self) -> int:
         """Output tokens that have passed the gateway so far."""
+        if self._look is not None:
+            self._look(self._request)
         return self._request.generated_tokens
 
     @property
     def computed_tokens(self) -> int:
         """Tokens whose KV exists where it is."""
+        if self._look is not None:
+            self._look(self._request)
         return self._request.computed_tokens
 
     @property
@@ -223,13 +233,14 @@ def shown(value: object) -> str:
 class OwnAdmission:
     """An admission policy: admits, or says why not."""
 
-    def __init__(self, made: Any, path: str) -> None:
+    def __init__(self, made: Any, path: str, look: Look | None) -> None:
         self._made = made
+        self._look = look
         self._what = f"router.admission: {path}"
 
     def refusal(self, request: Request) -> str:
         """Why a request is refused; empty = admitted."""
-        reason = self._made.admit(RequestView(request))
+        reason = self._made.admit(RequestView(request, self._look))
         if reason is None or reason is True or reason == "":
             return ""
         if reason is False:
@@ -243,28 +254,16 @@ class OwnAdmission:
 class OwnPlacement:
     """A policy for where KV goes."""
 
-    def __init__(self, made: Any, path: str) -> None:
+    def __init__(self, made: Any, path: str, look: Look | None) -> None:
         self._made = made
+        self._look = look
         self._what = f"router.decode_policy: {path}"
 
     def choose(self, requests: Sequence[Request], candidates: Sequence[ReplicaView]) -> int:
         """Index of a candidate; -1 = wait until something changes."""
-        views = [RequestView(request) for request in requests]
+        views = [RequestView(request, self._look) for request in requests]
         chosen = self._made.choose(views, list(candidates))
         return index_of(chosen, len(candidates), self._what, may_wait=True)
-
-
-class OwnEviction:
-    """A policy that says which request loses its KV blocks."""
-
-    def __init__(self, made: Any, path: str) -> None:
-        self._made = made
-        self._what = f"scheduler.eviction: {path}"
-
-    def choose(self, needy: Request, candidates: Sequence[Request]) -> int:
-        """Index of the victim among the candidates."""
-        views = [RequestView(request) for request in candidates]
-        return index_of(self._made.choose(RequestView(needy), views), len(candidates), self._what)
 
 
 class OwnMigration:
@@ -556,8 +555,12 @@ class Watched(Protocol):
         """Simulated time."""
         ...
 
-    def settle(self) -> None:
-        """Bring the books of all replicas up to this instant."""
+    def look(self, request: Request) -> None:
+        """Bring the counts of a request up to this instant."""
+        ...
+
+    def ttft_ms(self, percent: float, at_ns: int, window_s: float) -> float | None:
+        """Percentile of TTFT over first tokens of the window; None if there was none."""
         ...
 
     def replicas(self, delay_ns: int) -> Sequence[ReplicaView]:
@@ -643,7 +646,8 @@ class Context:
 
     def running(self, replica_id: int) -> list[RequestView]:
         """Requests that run on a replica now, in order of admission."""
-        return [RequestView(request) for request in self._watched.running(replica_id)]
+        watched = self._watched
+        return [RequestView(request, watched.look) for request in watched.running(replica_id)]
 
     def iteration_ms(
         self,
@@ -668,8 +672,7 @@ class Context:
 
     def ttft_ms(self, percent: float = 95.0, window_s: float = 10.0) -> float | None:
         """Percentile of the time to first token, over first tokens of the window."""
-        self._watched.settle()
-        return self._watched.books.ttft_ms(percent, self._seen_ns, window_s)
+        return self._watched.ttft_ms(percent, self._seen_ns, window_s)
 
     def itl_ms(self, percent: float = 95.0, window_s: float = 10.0) -> float | None:
         """Percentile of the time between tokens, of requests that completed in the window."""

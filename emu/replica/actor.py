@@ -8,12 +8,14 @@ once, between two handlers, never inside one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from emu.kernel.clock import NOW, PARK, PRIORITY_WATCHER, Actor, Kernel
+from emu.kernel.life import live
 from emu.network.placement import Network
 from emu.replica import actions as act
+from emu.replica.beside import live_beside
 from emu.replica.events import (
     INTERRUPT,
     ActivationArrived,
@@ -101,6 +103,8 @@ class ReplicaActor(Actor):
         super().__init__(world.kernel, replica.name, replica.priority)
         self.replica = replica
         self.world = world
+        self.is_asking = False
+        """Its last step has asked a backend outside simulated time."""
         replica.actor = self
         replica.posted = self.inbox
 
@@ -170,6 +174,10 @@ class ReplicaActor(Actor):
             kernel.interrupt(self)
         elif look:
             kernel.wake(self)
+
+    def live(self) -> Coroutine[Any, Any, None]:
+        """Its life; with a backend outside simulated time one that waits for answers."""
+        return live_beside(self) if self.replica.is_foreign else live(self)
 
     def tick(self) -> int:
         """Take the step: until something is in flight, or there is nothing to do."""
@@ -269,13 +277,24 @@ class ReplicaActor(Actor):
             self.world.on_capacity(replica)
 
     def _measure(self, action: act.Measure) -> None:
-        self.is_away = True
-        self.kernel.spawn(self._ask(self.replica.incarnation), name=f"cost for {self.name}")
+        self.is_asking = True
 
-    async def _ask(self, life: int) -> None:
-        shape = self.replica.to_measure
-        cost_ns = await self.replica.latency.measure(shape)  # type: ignore[attr-defined]
-        self.is_away = False
+    @property
+    def incarnation(self) -> int:
+        """Which life of the replica it is."""
+        return self.replica.incarnation
+
+    def ask(self) -> Awaitable[int]:
+        """Its step is over, and it asks a backend outside simulated time, ns."""
+        self.is_asking = False
+        self.kernel.goes_out(self)
+        replica = self.replica
+        asked: Awaitable[int] = replica.latency.measure(replica.to_measure)  # type: ignore[attr-defined]
+        return asked
+
+    def answered(self, life: int, cost_ns: int) -> None:
+        """The answer to what was asked in this life of the replica."""
+        self.kernel.comes_back(self)
         self.tell(Measured(life=life, cost_ns=cost_ns))
 
     # --- live scaling ---------------------------------------------------------------------------

@@ -57,6 +57,8 @@ def complete(
             _count(replica, batch, steps)
         if replica.tells:
             receivers = _receivers(replica, batch, steps)
+    if ends is not None and replica.signals is not None:
+        replica.settle_steps(batch, steps, start_ns, ends)
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if end_ns < 0 and not replica.is_touched:
         replica.touch()
@@ -254,6 +256,8 @@ def end_leap_part(replica: Replica, batch: Batch, ends: Ends) -> None:
         observers.batches.batch(replica.replica_id, batch, start_ns, end_ns, steps, None)
     batch.first_end_ns = start_ns + ends[0]
     longest_ns = longest_of(ends, batch)
+    if replica.signals is not None:
+        replica.settle_steps(batch, steps, start_ns, ends)
     progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
     replica.iterations += steps
     replica.busy_ns += end_ns - start_ns

@@ -31,7 +31,6 @@ from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler
 from emu.replica.ports import (
-    GroupWave,
     Observers,
     Outbox,
     OwnLeap,
@@ -41,6 +40,7 @@ from emu.replica.ports import (
 from emu.replica.prerequisites import Prerequisites, TierTraffic
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.states import CLOSED, LOADING, ReplicaState
+from emu.replica.view import NO_SIGNALS, ReplicaHandle, Signals, View
 from emu.scheduling.base import Batch, Pipeline, RunOn, Scheduler, StageSpan
 
 if TYPE_CHECKING:
@@ -84,27 +84,24 @@ _APPLIES_LATER: Final = frozenset(
 """States whose boundary does not begin with what was posted (applied later, or never)."""
 
 
-class Replica:
+class Replica(ReplicaHandle):
     """State and rules of one replica."""
 
     # Calling a method of an object with more than 30 attributes takes three times as long without.
     # fmt: off
     __slots__ = (
         "_decode_ends", "_rotates", "_stage_lines", "_standby_ns", "activation_token_bytes",
-        "activity", "actor", "applying", "batch", "board", "busy_ns", "clock", "cut_ns",
-        "decode_context_run", "decode_tokens", "decodes_run", "end_ns", "ends", "expert_tokens",
-        "first_uses", "gpus", "grid", "handlers", "has_applied", "has_drained_enough", "history",
-        "incarnation", "is_closing", "is_cruising", "is_foreign", "is_metered", "is_monotone",
-        "is_paused", "is_resuming", "is_serving", "is_touched", "is_watched", "iterations",
-        "jitter", "latency", "layer_scheduler", "layers", "live_moves", "lock", "look", "machine",
-        "measured_ns", "model", "model_loaded", "name", "notes_formed", "observers", "on_stages",
-        "out", "outbox", "own_leap", "paused_ns", "peers", "phase", "pipeline", "posted",
-        "prefill_tokens", "prerequisites", "priority", "prompts_run", "recall_tokens_lost",
-        "relayed", "relayed_cost_ns", "replica_id", "rest_since_ns", "rounds_seen", "runs_on",
-        "scheduler", "segments_ready", "signals", "slowdown", "stages", "standby_limit_ns",
-        "start_ns", "state", "state_ns", "state_since_ns", "steps_history", "stream", "table",
-        "tells", "then", "tier_traffic", "to_measure", "touch_log", "waited_ns", "waits_here_only",
-        "wave", "wave_wait_ns",
+        "activity", "applying", "batch", "board", "busy_ns", "cut_ns", "decode_context_run",
+        "decode_tokens", "decodes_run", "end_ns", "ends", "expert_tokens", "first_uses", "handlers",
+        "has_applied", "has_drained_enough", "is_cruising", "is_foreign", "is_metered",
+        "is_monotone", "is_resuming", "is_serving", "is_watched", "iterations", "jitter",
+        "layer_scheduler", "layers", "live_moves", "look", "measured_ns", "notes_formed",
+        "observers", "on_stages", "out", "outbox", "own_leap", "peers", "phase", "pipeline",
+        "posted", "prefill_tokens", "prerequisites", "priority", "prompts_run", "relayed",
+        "relayed_cost_ns", "rest_since_ns", "rounds_seen", "runs_on", "scheduler", "segments_ready",
+        "signals", "signals_blocks", "signals_ns", "standby_limit_ns", "start_ns", "steps_history",
+        "stream", "table", "tells", "then", "tier_traffic", "to_measure", "waited_ns",
+        "waits_here_only", "wave_wait_ns",
     )
     # fmt: on
 
@@ -130,6 +127,7 @@ class Replica:
         self.clock = clock
         self.observers = observers
         self.scheduler = scheduler
+        self._view = View(self, scheduler)
         self.latency = latency
         self.table = table
         self.state = state
@@ -141,9 +139,8 @@ class Replica:
         self.model = 0
         """Which of the served models it serves."""
         self.stages = stages
-        self.history: list[str] = []
-        self.actor: ReplicaActorPort = NO_ACTOR
-        """Where messages for this replica go; set by the actor."""
+        self.history = []
+        self.actor = NO_ACTOR
         self.out: list[Action] = []
         """Actions of the handler that has just run."""
         self.look = 0
@@ -187,16 +184,18 @@ class Replica:
         """It waits for its own lock."""
         self.live_moves = 0
         """Live migrations from and to here that hold blocks."""
-        self.signals: deque[tuple[int, int, int, int, int]] | None = None
-        """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
-        self.touch_log: list[Replica] | None = None
-        """Where to say that the queues have changed, if a router keeps an order of loads."""
+        self.signals: deque[Signals] | None = None
+        """What was known of it lately, where it is seen late."""
+        self.signals_ns = 0
+        """For how long that is kept, at least."""
+        self.signals_blocks = False
+        """Blocks in use are part of it: each step of a leap is."""
+        self.touch_log = None
         self.is_touched = True
-        """It is in that log already, or there is none."""
         self.state_since_ns = clock.now_ns
-        self.state_ns: dict[ReplicaState, int] = {}
+        self.state_ns = {}
         self.tier_traffic: TierTraffic | None = None
-        self.wave: GroupWave | None = None
+        self.wave = None
         self._set_up_counters()
         self._set_up_iteration()
         self.prerequisites = Prerequisites(replica_id)
@@ -427,44 +426,54 @@ class Replica:
         """A fresh process: its first iterations pay for first uses."""
         self.first_uses = deque(getattr(self.latency, "first_use_ns", ()))
 
-    def tell_touches(self, log: list[Replica]) -> None:
-        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
-        self.touch_log = log
-        self.is_touched = False
-
-    def seen(self) -> None:
-        """The queues have been looked at: the next change is told again."""
-        self.is_touched = False
-
-    def keep_signals(self) -> None:
-        """Keep the history of what a router with late signals sees."""
-        self.signals = deque([(-1, 0, 0, 0, 0)])
-        self._note_watchers()
-
     def connect(self, outbox: Outbox) -> None:
         """Where the KV of prompts that end here goes."""
         self.outbox = outbox
 
-    def touch(self) -> None:
-        """The numbers of waiting and running requests may have changed: a router looks again."""
-        if not self.is_touched and self.touch_log is not None:
-            self.is_touched = True
-            self.touch_log.append(self)
+    def keep_signals(self, delay_ns: int, *, with_blocks: bool) -> None:
+        """From now on keep what was known of it for so long; `with_blocks`: their use, too."""
+        if self.signals is None:
+            self.signals = deque([NO_SIGNALS])
+            self._note_watchers()
+        self.signals_ns = max(self.signals_ns, delay_ns)
+        self.signals_blocks = self.signals_blocks or with_blocks
 
     def note_signal(self) -> None:
         """Write down what a router with late signals will see."""
-        if self.signals is None:
-            return
+        if self.signals is not None:
+            self._note_signal(self.signals, self.clock.now_ns)
+
+    def _note_signal(self, signals: deque[Signals], at_ns: int) -> None:
         scheduler = self.scheduler
-        self.signals.append(
+        signals.append(
             (
-                self.clock.now_ns,
+                at_ns,
                 scheduler.waiting_count,
                 scheduler.running_count,
                 scheduler.waiting_tokens,
                 scheduler.blocks_used,
             )
         )
+        since_ns = at_ns - self.signals_ns
+        while len(signals) > 1 and signals[1][0] <= since_ns:
+            signals.popleft()
+
+    def settle_steps(self, batch: Batch, steps: int, start_ns: int, ends: Ends) -> None:
+        """Bring the books up to `steps` started iterations of a leap that began at `start_ns`."""
+        if self.signals is None or not self.signals_blocks:
+            self.scheduler.settle(batch, steps)
+            return
+        for step in range(batch.steps_settled + 1, steps + 1):  # as stepping would have seen it
+            self.scheduler.settle(batch, step)
+            self._note_signal(self.signals, start_ns + ends[step - 2])
+
+    def forget_cache(self) -> bool:
+        """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
+        pool = getattr(self.scheduler, "pool", None)
+        if pool is None:  # Vidur's schedulers only count
+            return False
+        pool.clear()
+        return True
 
     def note_formed(self, batch: Batch, first_layer: int = 0) -> None:
         """Tell of a batch that is formed; others have run the layers before."""
@@ -485,6 +494,16 @@ class Replica:
     def has_batches_in_flight(self) -> bool:
         """Some batch is on the pipeline's stages, or about to be."""
         return bool(self.on_stages) or self.prerequisites.held is not None
+
+    @property
+    def has_batch(self) -> bool:
+        """A batch is in flight, or about to be."""
+        return self.batch is not None or self.has_batches_in_flight
+
+    @property
+    def stale_recalls(self) -> list[int]:
+        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
+        return self.prerequisites.stale_recalls(self.tier_traffic)
 
     @property
     def arrived(self) -> list[KvDelivered]:
@@ -561,7 +580,7 @@ class Replica:
         done = self.steps_ended(ends)
         steps = done + 1 if done < batch.max_steps else done
         if steps > batch.steps_settled:
-            self.scheduler.settle(batch, steps)
+            self.settle_steps(batch, steps, self.start_ns, ends)
         return done
 
     def steps_ended(self, ends: Ends) -> int:

@@ -60,6 +60,11 @@ class CsvFile:
         self._file: BinaryIO = path.open("wb")
         self._batch = [",".join(columns).encode() + b"\n"]
 
+    def widen(self, columns: Sequence[str]) -> None:
+        """Columns more, before the first row."""
+        assert not self.rows and len(self._batch) == 1
+        self._batch[0] = ",".join((self._batch[0].decode().rstrip(), *columns)).encode() + b"\n"
+
     def line(self, line: str | bytes) -> None:
         """One row, its line end included."""
         self._batch.append(line if isinstance(line, bytes) else line.encode())

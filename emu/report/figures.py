@@ -34,7 +34,7 @@ from emu.report.charts import gpus_over_time, role_of, state_timeline
 from emu.report.compare import run_names
 from emu.report.html import overlaid_cdfs, timelines
 from emu.report.rundata import RunData, read_run
-from emu.report.summary import Summary
+from emu.report.summary import Summary, plain_summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -352,7 +352,7 @@ def _point(run: RunData, x: str, y: str) -> Cloud:
 
 
 def _figure(summary: Summary, name: str) -> float:
-    value: Any = msgspec.to_builtins(summary)
+    value: Any = plain_summary(summary)
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, (int, float)) or isinstance(value, bool):

@@ -12,8 +12,8 @@ import msgspec
 
 from emu.latency.base import LatencyBackend
 from emu.migration.transfer import MigratingBatch
-from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.scheduling.base import Batch, StageSpan
 
@@ -173,7 +173,9 @@ class History:
         """KV rejection has looked at all decode replicas."""
         self.add(at_ns, "uses", uses=[list(use) for use in uses], rejected=list(rejected))
 
-    def choice(self, at_ns: int, request: Request, source: Replica, destination: Replica) -> None:
+    def choice(
+        self, at_ns: int, request: Request, source: ReplicaHandle, destination: ReplicaHandle
+    ) -> None:
         """Rebalancing begins to move a request."""
         self.add(
             at_ns,
@@ -182,7 +184,7 @@ class History:
             source=source.replica_id,
             destination=destination.replica_id,
             uses=[
-                [replica.scheduler.blocks_used, replica.scheduler.blocks_total]
+                [replica.view().blocks_used, replica.view().blocks_total]
                 for replica in (source, destination)
             ],
         )
@@ -501,7 +503,7 @@ class TraceSink:
         self._latency: dict[int, LatencyBackend] = {}
         """By replica."""
 
-    def start(self, replica: Replica) -> None:
+    def start(self, replica: ReplicaHandle) -> None:
         """Title of a replica's tracks."""
         self._latency[replica.replica_id] = replica.latency
         label = f"replica {replica.replica_id} ({replica.state.value})"
@@ -569,7 +571,11 @@ class TraceSink:
             self.writer.leave(request.request_id, request.last_token_ns, replica_id, last)
 
     def transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
     ) -> None:
         """A migration has ended."""
         link = f"replica {source.replica_id} -> replica {destination.replica_id}"
@@ -585,7 +591,12 @@ class TraceSink:
             self.writer.visit_transfer(request_id, batch.started_ns, ended_ns, link)
 
     def moved_live(
-        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+        self,
+        request: Request,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        started_ns: int,
+        stop_ns: int,
     ) -> None:
         """A running request has moved to another replica."""
         link = f"replica {source.replica_id} -> replica {destination.replica_id}"

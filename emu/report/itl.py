@@ -1,4 +1,4 @@
-"""Gaps between output tokens, pooled over all requests: exact mean and maximum, close percentiles.
+"""Gaps between output tokens, pooled over all requests: exact moments, close percentiles.
 
     gaps = GapLog()
     gaps.add_gap(ns, count=1, at_ns=now)    # `count` tokens each came `ns` after the one before
@@ -12,8 +12,8 @@ Times are only for the picture over time (`GapStats.heat`) and may be left out.
 Up to `EXACT_SAMPLES` gaps are kept as they are and every figure is exact. Beyond, they fall into
 a log-linear histogram of 2048 bins per octave: values below 4096 ns are exact, a larger one is
 known within 2^-12 of itself (its bin's middle), so that any percentile is within 2^-11. Mean,
-minimum and maximum stay exact. Percentiles interpolate between the two nearest ranks, as numpy's
-"linear" does.
+standard deviation, minimum and maximum stay exact: sums of gaps and of their squares are whole
+numbers. Percentiles interpolate between the two nearest ranks, as numpy's "linear" does.
 
 Results depend on the multiset of gaps only, never on how they were cut into runs or on when
 buffers were flushed: a run with decode leaps and one without print the same bytes.
@@ -25,7 +25,6 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import fsum
 from operator import mul, sub
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
@@ -153,6 +152,8 @@ class GapLog:
         self._bins: Int64Array | None = None
         self._samples = 0
         self._sum_ns = 0
+        self._squares = 0
+        """Sum of squares, ns^2, of the gaps in bins."""
         self._min_ns = -1
         self._max_ns = 0
 
@@ -214,6 +215,7 @@ class GapLog:
         return _stats(
             self._samples,
             self._sum_ns,
+            _squares_of(values, counts) if self._exact is not None else self._squares,
             max(self._min_ns, 0),
             self._max_ns,
             self._exact is not None,
@@ -311,6 +313,7 @@ class GapLog:
             self._exact = None
         if self._bins is None:
             self._bins = np.zeros(_BINS, dtype=np.int64)
+        self._squares += _weighted_squares(values, counts)
         np.add.at(self._bins, bin_index(values), counts)
 
     def _add_heat(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
@@ -331,7 +334,7 @@ class FewGaps:
     """The same figures of the gaps of a small run, one by one, in plain Python."""
 
     def __init__(self) -> None:
-        self._samples = self._sum_ns = self._max_ns = 0
+        self._samples = self._sum_ns = self._squares = self._max_ns = 0
         self._min_ns = -1
         self._is_exact = True
         self._by_value: dict[int, int] = {}
@@ -351,7 +354,11 @@ class FewGaps:
         self._max_ns = max(self._max_ns, max(values))
         if least < self._min_ns or self._min_ns < 0:
             self._min_ns = least
-        keys = values if self._is_exact else list(map(bin_of, values))
+        if self._is_exact:
+            keys = values
+        else:
+            keys = list(map(bin_of, values))
+            self._squares += _squares_of(values, counts)
         by_value = self._by_value
         for key, count in zip(keys, counts, strict=True):
             by_value[key] = by_value.get(key, 0) + count
@@ -365,6 +372,7 @@ class FewGaps:
                 heat[place] = heat.get(place, 0) + count
         if self._is_exact and self._samples > EXACT_SAMPLES:
             self._is_exact = False
+            self._squares = _squares_of(list(by_value), list(by_value.values()))
             self._by_value = {}
             for each, number in by_value.items():
                 index = bin_of(each)
@@ -381,14 +389,16 @@ class FewGaps:
     def finish(self) -> GapStats:
         """The distribution so far."""
         keys = sorted(self._by_value)
+        counts = [self._by_value[key] for key in keys]
         return _stats(
             self._samples,
             self._sum_ns,
+            _squares_of(keys, counts) if self._is_exact else self._squares,
             max(self._min_ns, 0),
             self._max_ns,
             self._is_exact,
             keys if self._is_exact else [middle_of(key) for key in keys],
-            [self._by_value[key] for key in keys],
+            counts,
             self._width_ns,
             [(*divmod(place, _HEAT_ROWS), self._heat[place]) for place in sorted(self._heat)],
         )
@@ -397,6 +407,7 @@ class FewGaps:
 def _stats(
     samples: int,
     sum_ns: int,
+    squares: int,
     min_ns: int,
     max_ns: int,
     is_exact: bool,
@@ -406,11 +417,8 @@ def _stats(
     heat: list[tuple[int, int, int]],
 ) -> GapStats:
     mean_ns = sum_ns / samples if samples else 0.0
-    squares = [
-        (value - mean_ns) * (value - mean_ns) * count
-        for value, count in zip(values, counts, strict=True)
-    ]
-    variance = fsum(squares) / samples if samples else 0.0
+    # In whole numbers up to the division: a difference of two floats so large would say nothing.
+    variance = (samples * squares - sum_ns * sum_ns) / samples**2 if samples else 0.0
     return GapStats(
         samples=samples,
         mean_ns=mean_ns,
@@ -524,6 +532,24 @@ def _weighted_sum(values: Int64Array, counts: Int64Array, bound: int) -> int:
         return int(np.dot(values, counts))
     pairs = zip(values.tolist(), counts.tolist(), strict=True)
     return sum(value * count for value, count in pairs)
+
+
+def _squares_of(values: Sequence[int], counts: Sequence[int]) -> int:
+    """Sum of squares, ns^2."""
+    return sum(map(mul, map(mul, values, values), counts))
+
+
+def _weighted_squares(values: Int64Array, counts: Int64Array) -> int:
+    """The same of many values: the last 64 bits from whole numbers, what is above from floats."""
+    import numpy as np
+
+    floats = values.astype(np.float64)
+    about = int((floats * floats * counts).sum())  # `dot` of floats would start threads
+    # The sum of n such products is within (n + 5) 2^-53 of itself, which must be below 2^62.
+    if about * (len(values) + 5) >= 2**115:
+        return _squares_of(values.tolist(), counts.tolist())
+    rest = int(np.dot(values * values, counts))  # modulo 2^64
+    return about + ((rest - about + 2**63) % 2**64 - 2**63)
 
 
 def _merged(chunks: Sequence[tuple[Int64Array, Int64Array]]) -> tuple[Int64Array, Int64Array]:

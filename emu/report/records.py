@@ -43,6 +43,8 @@ from emu.request import Request, Status
 if TYPE_CHECKING:
     from array import array
 
+    from emu.features.base import Column
+
 # --- sums and spreads of columns, equal to the bit with numpy and without -------------------------
 # A few thousand values are added up here, so that a small run need not load numpy; more are added
 # up by numpy, in the same order.
@@ -274,6 +276,7 @@ class RequestLog:
         """`models`: names of several models; a last column then says which it was."""
         self.path = path
         self._models = [text_field(name) for name in models]
+        self._added: tuple[Column, ...] = ()
         self.released_count = 0
         self._rows_path = path.with_name(path.name + ".tmp")
         self._binary_path = path.with_name(path.name + ".bin.tmp")
@@ -294,6 +297,12 @@ class RequestLog:
         self._flops = (0, 0)
         self._answers = self._sums_prompt = self._pairs_prompt = 0
         self._sums_rest = self._pairs_rest = 0
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Columns of features stand behind all others."""
+        self._added = tuple(columns)
+        if columns:
+            self._file.widen([column.name for column in columns])
 
     def count_flops(self, models: Sequence[ModelFlops]) -> None:
         """From now on: the arithmetic of requests, whose model is one of these."""
@@ -417,6 +426,8 @@ class RequestLog:
         if self._models:
             name = self._models[request.model] if request.model >= 0 else EMPTY
             line = line[:-1] + b"," + numbers((name,))
+        if self._added:
+            line = line[:-1] + b"," + numbers(tuple([one.value(request) for one in self._added]))
         if status is not _COMPLETED:
             self._output_tokens_partial += tokens
             key = (status, request.reason)

@@ -367,7 +367,7 @@ DEFINITIONS: Final = {
     "itl": "Every gap between two tokens of a request, pooled over all requests.",
     "e2el": "Last token - arrival, of completed requests.",
     "percentiles": "Linear interpolation between the nearest ranks (numpy). ITL beyond 100,000 "
-    "gaps: within 2^-11 of the value; means and maxima are always exact.",
+    "gaps: within 2^-11 of the value; means, deviations and maxima are always exact.",
     "duration": "First arrival to last token, s.",
     "request_throughput": "Completed requests / duration.",
     "output_throughput": "Output tokens of completed requests / duration.",
@@ -419,12 +419,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     """Faults that found nothing to strike (a replica that was not in service), by kind."""
     energy_j: Mapping[str, float] | None = None
     """By part of the machine; None = not modeled."""
-    images: Mapping[str, Any] | None = None
-    """What encoders of images did; None = requests have none."""
-    adapters: Mapping[str, int] | None = None
-    """Loads of LoRA adapters; None = there are none."""
-    speculation: Mapping[str, Any] | None = None
-    """Drafts and what became of them; None = no speculative decoding."""
+    features: Mapping[str, Mapping[str, Any]] = {}
+    """Figures of features that replicas have, by their keys in the summary."""
     cost: float | None = None
     """Price of the GPU time; None = no prices given."""
     workload_rows: int = 0
@@ -551,12 +547,8 @@ class Summary(msgspec.Struct, kw_only=True):
     """By served name, where there are several models."""
     pace: Any = msgspec.UNSET
     """Live mode only: whether the machine kept up (docs/live.md)."""
-    speculation: Any = msgspec.UNSET
-    """With speculative decoding only: what became of drafts (docs/speculation.md)."""
-    images: Any = msgspec.UNSET
-    """With images only: how many were encoded or found, and how long (docs/architectures.md)."""
-    adapters: Any = msgspec.UNSET
-    """With LoRA adapters only: loads and hits (docs/adapters.md)."""
+    features: dict[str, Any] = {}
+    """Figures of features, by their keys in the file, where each stands for itself."""
     definitions: dict[str, str]
 
     def statistic(self, statistic: str, metric: str) -> float:
@@ -615,9 +607,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         rows_skipped=dict(sorted(facts.rows_skipped.items())),
         rows_clipped=dict(sorted(facts.rows_clipped.items())),
         digest=facts.digest,
-        images=msgspec.UNSET if facts.images is None else dict(facts.images),
-        adapters=msgspec.UNSET if facts.adapters is None else dict(facts.adapters),
-        speculation=msgspec.UNSET if facts.speculation is None else dict(facts.speculation),
+        features={name: dict(figures) for name, figures in facts.features.items()},
         definitions={name: text for name, text in DEFINITIONS.items() if name != "models"},
     )
 
@@ -662,13 +652,29 @@ def _mfu(stats: RequestStats, facts: RunFacts) -> Mfu | None:
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write the file, whole or not at all."""
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    text = msgspec.json.encode(plain_summary(summary))
+    write_bytes(path, msgspec.json.format(text, indent=2) + b"\n")
+
+
+def plain_summary(summary: Summary) -> dict[str, Any]:
+    """The summary as the file has it: figures of features stand beside all others."""
+    plain: dict[str, Any] = {}
+    for name, value in msgspec.to_builtins(summary).items():
+        plain |= value if name == "features" else {name: value}
+    return plain
 
 
 def read_summary(path: Path) -> Summary:
-    """Read a file of this kind; keys of later versions are ignored."""
+    """Read a file of this kind. Tables that are not known are figures of features."""
     try:
-        return msgspec.json.decode(read_input(path), type=prepared(Summary))
+        plain = msgspec.json.decode(read_input(path), type=dict[str, Any])
+        known = Summary.__struct_fields__
+        plain["features"] = {
+            name: value
+            for name, value in plain.items()
+            if name not in known and isinstance(value, dict)
+        }
+        return msgspec.convert(plain, prepared(Summary))
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
 

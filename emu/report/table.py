@@ -164,15 +164,8 @@ def _resources(summary: Summary) -> Iterator[Figure]:
         shares = ", ".join(f"{part} {number(kj)}" for part, kj in parts)
         total = number(sum(summary.energy_j.values()) / 1e3)
         yield "Energy", f"{total} kJ ({shares})", ""
-    if isinstance(summary.adapters, dict):
-        loads = summary.adapters
-        yield "Adapters", f"{loads['cold_loads']:,} read, {loads['host_loads']:,} copied", ""
-    if isinstance(summary.images, dict):
-        images = summary.images
-        text = f"{images['encoded']:,} encoded in {number(images['encoder_s'])} s of GPU time"
-        yield "Images", f"{text}, {images['cache_hits']:,} found in the cache", ""
-    if isinstance(summary.speculation, dict):
-        yield "Drafts", _drafts(summary.speculation), ""
+    if summary.features:
+        yield from _features(summary.features)
     if summary.prefix_hit_tokens["total"]:
         yield "Prefix hits", f"{summary.prefix_hit_rate:.1%} of prompt tokens", ""
     if summary.host_cache_bytes.get("max"):
@@ -181,12 +174,14 @@ def _resources(summary: Summary) -> Iterator[Figure]:
         yield "Host memory", text, ""
 
 
-def _drafts(speculation: Mapping[str, Any]) -> str:
-    """Acceptance, tokens of a step, and where speculation stops paying."""
-    limit = speculation["stops_paying_at_batch"]
-    pays = "pays at any batch" if limit is None else f"stops paying at a batch of {limit}"
-    accepted, length = speculation["acceptance_rate"], speculation["mean_acceptance_length"]
-    return f"{accepted:.1%} accepted, {number(length)} tokens a step, {pays}"
+def _features(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
+    """A line for each feature that says something."""
+    from emu.features.registry import all_features  # most runs have none
+
+    for feature in all_features():
+        if feature.section in figures:
+            title, text = feature.line(figures[feature.section], number)
+            yield title, text, ""
 
 
 def _movements(summary: Summary) -> Iterator[Figure]:

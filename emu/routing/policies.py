@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Final, Protocol, final
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
-from emu.policy import RequestView, index_of, shown
+from emu.policy import Look, RequestView, index_of, shown
 from emu.request import Request
 from emu.rng import rng_stream
 
 
 @final
 class Signal:
-    """What a replica reports about itself."""
+    """What a replica reports about itself: exact now, or as it was `router.signal_delay_ms` ago.
+
+    `blocks_used` is -1 for a router that declares what it reads (`Router.reads`) without it.
+    """
 
     replica_id: int
     waiting: int
@@ -69,8 +72,25 @@ AdapterMatch = Callable[[int, Request], bool]
 """(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
 
 
+SIGNAL_FIELDS: Final = frozenset(
+    {
+        "blocks_total",
+        "blocks_used",
+        "max_num_seqs",
+        "replica_id",
+        "running",
+        "waiting",
+        "waiting_tokens",
+    }
+)
+
+
 class Router(Protocol):
     """Chooses a replica for a request.
+
+    A class attribute `reads` names the fields of signals that a router looks at. Without it all of
+    them are exact. Blocks grow in a leap: a router that does not read them spares the gateway a
+    look into each replica.
 
     A router whose choice is the first replica with the least `a x waiting + b x running` may say
     so in a class attribute `linear_load = (a, b)`; the gateway then need not build signals.
@@ -137,7 +157,8 @@ WAITING_WEIGHT = 4
 class LoadRouter:
     """Least waiting x 4 + running (vLLM's data-parallel load balancer)."""
 
-    linear_load = (WAITING_WEIGHT, 1)
+    linear_load: ClassVar[tuple[int, int]] = (WAITING_WEIGHT, 1)
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first of the least loaded."""
@@ -153,7 +174,8 @@ class LeastOutstandingRouter:
     """Least waiting + running. (Vidur's LOR counts waiting only, which sends everything to
     replica 0 while queues are empty; that is its defect, not a policy.)"""
 
-    linear_load = (1, 1)
+    linear_load: ClassVar[tuple[int, int]] = (1, 1)
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first with the fewest requests."""
@@ -167,6 +189,8 @@ class LeastOutstandingRouter:
 
 class RoundRobinRouter:
     """One after another, by replica id, skipping those that are not candidates now."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
         self._last_id = -1
@@ -183,6 +207,8 @@ class RoundRobinRouter:
 
 class RandomRouter:
     """Uniformly at random, from its own stream."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, seed: int, stream: str) -> None:
         self._rng = rng_stream(seed, stream)
@@ -201,6 +227,8 @@ class PrefixAwareRouter:
     Score = matched tokens / prompt tokens - load / (1 + largest load): the shape of the scorers
     in llm-d and Dynamo's KV router, with equal weights.
     """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def __init__(self, match: PrefixMatch) -> None:
         self._match = match
@@ -225,8 +253,10 @@ class LoraAffinityRouter:
     that look at the adapters that engines report.
     """
 
-    def __init__(self, holds_adapter: AdapterMatch) -> None:
-        self._holds = holds_adapter
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running", "max_num_seqs"})
+
+    def __init__(self, holds: AdapterMatch) -> None:
+        self._holds = holds
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The least loaded of those with the adapter and a place, else of all."""
@@ -240,16 +270,51 @@ class LoraAffinityRouter:
         return best
 
 
+def reads_of(router: object) -> frozenset[str]:
+    """What a router reads of signals: all of it, unless it declares that (`Router.reads`)."""
+    reads: frozenset[str] = getattr(router, "reads", SIGNAL_FIELDS)
+    return reads
+
+
+def _weights_of(router: object, policy: str) -> tuple[int, int] | None:
+    """`linear_load` of a router of a user's own: it is not asked, while signals are fresh."""
+    weights = getattr(router, "linear_load", None)
+    if weights is None:
+        return None
+    if not (
+        isinstance(weights, tuple)
+        and len(weights) == 2
+        and all(type(weight) is int and weight >= 0 for weight in weights)
+    ):
+        problem = f"{policy}: linear_load is {shown(weights)}, expected two whole numbers >= 0"
+        raise InputError("config", None, "router.policy", problem)
+    return weights
+
+
+def _reads_of(router: object, policy: str) -> frozenset[str]:
+    """`reads` of a router of a user's own; all fields without."""
+    reads = reads_of(router)
+    names = isinstance(reads, (frozenset, set, tuple, list))
+    if not names or not SIGNAL_FIELDS.issuperset(map(str, reads)):
+        fields = ", ".join(sorted(SIGNAL_FIELDS))
+        problem = f"{policy}: reads is {shown(reads)}, expected names of: {fields}"
+        raise InputError("config", None, "router.policy", problem)
+    return frozenset(reads)
+
+
 class _Own:
     """A router of a user's own: it sees views of requests, and its choices are looked at."""
 
-    def __init__(self, router: Any, policy: str) -> None:
+    def __init__(self, router: Any, policy: str, look: Look | None) -> None:
         self._router = router
+        self._look = look
         self._what = f"router.policy: {policy}"
+        self.linear_load = _weights_of(router, policy)
+        self.reads = _reads_of(router, policy)
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """What the other chooses; PluginError if that is none of the signals."""
-        chosen = self._router.choose(RequestView(request), signals)
+        chosen = self._router.choose(RequestView(request, self._look), signals)
         return index_of(chosen, len(signals), self._what)
 
 
@@ -259,13 +324,14 @@ def make_router(
     seed: int,
     pool: str,
     match: PrefixMatch,
-    holds_adapter: AdapterMatch | None = None,
+    holds: AdapterMatch | None = None,
     own: Callable[[str, str], Any] = make_plugin,
+    look: Look | None = None,
 ) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
 
-    `policy` is a built-in name or that of a class, of which `own(path, key)` makes an object.
-    Raises InputError for anything else.
+    `policy` is a built-in name or that of a class, of which `own(path, key)` makes an object;
+    `look` keeps the requests that it is shown exact. Raises InputError for anything else.
     """
     if policy == "load":
         return LoadRouter()
@@ -278,18 +344,6 @@ def make_router(
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
     if policy == "lora_affinity":
-        assert holds_adapter is not None
-        return LoraAffinityRouter(holds_adapter)
-    made: Router = own(policy, "router.policy")
-    weights = getattr(made, "linear_load", None)
-    if weights is None:
-        return _Own(made, policy)
-    # One that says what its choice is (`linear_load`) is not asked.
-    if not (
-        isinstance(weights, tuple)
-        and len(weights) == 2
-        and all(type(weight) is int and weight >= 0 for weight in weights)
-    ):
-        problem = f"{policy}: linear_load is {shown(weights)}, expected two whole numbers >= 0"
-        raise InputError("config", None, "router.policy", problem)
-    return made
+        assert holds is not None
+        return LoraAffinityRouter(holds)
+    return _Own(own(policy, "router.policy"), policy, look)

@@ -11,15 +11,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from math import log, sqrt
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from emu.catalogue import sizes
 from emu.cluster.audit import (
     expert_loads,
     final_error,
@@ -35,9 +36,11 @@ from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
-from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
+from emu.config.presets import is_scaled
+from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
-from emu.kernel.clock import Kernel, Turns
+from emu.kernel.clock import Kernel
+from emu.kernel.life import completed
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.exits import held, sent_to
@@ -51,7 +54,6 @@ from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
 
 if TYPE_CHECKING:
-    import asyncio
     from types import TracebackType
 
     from emu.latency.engine import EngineModel
@@ -154,6 +156,16 @@ def engine_facts(plan: Plan) -> list[dict[str, Any]]:
     return [{"replicas": ids, **dict(zip(names, key, strict=True))} for key, ids in alike.items()]
 
 
+def served_lines(plan: Plan) -> list[str]:
+    """`Qwen/Qwen3-8B, weights bfloat16, KV bfloat16` for each model and pair of types."""
+    found = {
+        f"{replica.model.name}, weights {sizes.weights_told(replica.model, replica.dtype)}, "
+        f"KV {replica.kv_dtype}": None
+        for replica in plan.replicas
+    }
+    return list(found)
+
+
 def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
     from emu.cluster.backends import make_latency
@@ -246,6 +258,9 @@ def _times(
 
 # --- the run --------------------------------------------------------------------------------------
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
+_WARNINGS_MAX: Final = 5
+"""Faults and commands without effect that a run tells; the others stand in marks.csv."""
+T = TypeVar("T")
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
 
@@ -290,11 +305,8 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
             default_model=plan.default_model,
         )
         check_commands(config.commands, len(plan.replicas), source)
-        if workload.adapter and not all(replica.has_adapters for replica in plan.replicas):
-            problem = f"the workload names adapters ({workload.adapter}); set it to true everywhere"
-            raise InputError(source, None, "scheduler.enable_lora", problem)
-        if workload.facts.images:
-            check_workload_images(workload.facts, plan.replicas, source)
+        if workload.facts.asks:
+            check_asked(workload.facts, plan.replicas, source)
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
@@ -302,31 +314,44 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
 
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
+    if is_scaled(config.autoscale):
+        for warning in scaling_warnings(plan):
+            workload.notes.warn(warning)
     return plan, workload
 
 
-def check_workload_images(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """Every replica takes the images of every request. InputError names the key."""
-    for replica in replicas:
-        table = replica.images
-        if table is None:
-            problem = "the workload has images; give a limit everywhere, as { image = 4 }"
-        elif facts.images > table.limit_mm_per_prompt["image"]:
-            most = table.limit_mm_per_prompt["image"]
-            problem = f"a request of the workload has {facts.images} images, more than {most}"
-        elif facts.image_tokens > min(table.encoder_budget_tokens, table.encoder_cache_tokens):
-            problem = (
-                f"an image of the workload has {facts.image_tokens} tokens; raise "
-                "max_num_encoder_input_tokens and encoder_cache_size"
-            )
-        else:
-            continue
-        raise InputError(source, None, "scheduler.limit_mm_per_prompt", problem)
+def scaling_warnings(plan: Plan) -> list[str]:
+    """A line on models of which no replica waits to be loaded: their planner can only shrink."""
+    full = [
+        name
+        for name, replicas in plan.replicas_of_models.items()
+        if not any(replica.role == "inactive" for replica in replicas)
+    ]
+    if not full:
+        return []
+    whose = "" if len(plan.models) == 1 else f" of {', '.join(full[:3])}"
+    rest = f" and {len(full) - 3} other models" if len(full) > 3 else ""
+    what = f"no replica{whose}{rest} is inactive"
+    return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
+
+
+def check_asked(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Every replica serves what requests ask of features. InputError names the key."""
+    from emu.features.registry import all_features  # most requests ask for nothing
+
+    features = all_features()
+    for ask in facts.asks:
+        if not any(ask in feature.serves for feature in features):
+            problem = f"requests ask for an {ask}, which no feature of this emulator serves"
+            raise InputError(source, None, "workload", problem)
+    for feature in features:
+        feature.check_workload(facts, replicas, source)
 
 
 def _lenient(table: WorkloadTable) -> WorkloadTable:
     """The workload that stands in where none is given is no mistake: it is cut to the model."""
-    if table == WorkloadTable(synthetic=SyntheticTable()):
+    made = table.synthetic
+    if made is not None and table == type(table)(synthetic=type(made)()):
         return msgspec.structs.replace(table, oversized="clip")
     return table
 
@@ -364,57 +389,44 @@ def holds_for(plan: Plan) -> Any:
     return holds
 
 
-async def _emulate(
-    cluster: Cluster,
-    loop: asyncio.AbstractEventLoop | Turns,
-    progress: Any,
-    stop: threading.Event | None,
-) -> Outcome:
+async def _emulate(cluster: Cluster, bar: Progress | None, stop: threading.Event | None) -> Outcome:
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
+    kernel = cluster.kernel
     interrupts: list[KeyboardInterrupt] = []
+    looked_s = time.monotonic()
 
     def interrupt() -> None:
         interrupts.append(KeyboardInterrupt())
-        cluster.kernel.fail(interrupts[-1])
+        kernel.fail(interrupts[-1])
 
-    async def watch() -> None:
-        import asyncio
+    def look() -> None:
+        nonlocal looked_s
+        if time.monotonic() - looked_s < _WATCH_S:
+            return
+        if bar is not None:
+            bar.update(cluster)
+        if stop is not None and stop.is_set():
+            interrupt()
+        looked_s = time.monotonic()
 
-        while stop is None or not stop.is_set():
-            await asyncio.sleep(_WATCH_S)
-            if progress is not None:
-                progress.update(cluster)
-        interrupt()
-
-    watcher = None
-    if progress is not None or stop is not None:
-        assert not isinstance(loop, Turns)
-        watcher = loop.create_task(watch())
-    try:
-        with sent_to(loop, interrupt):
-            outcome = await cluster.run()
-        if interrupts and outcome.error is None:  # it came when the run had just ended
-            outcome.error = interrupts[0]
-        return outcome
-    finally:
-        if watcher is not None:
-            watcher.cancel()
+    if bar is not None or stop is not None:
+        kernel.call_between(look)
+    with sent_to(kernel, interrupt):
+        outcome = await cluster.run()
+    if interrupts and outcome.error is None:  # it came when the run had just ended
+        outcome.error = interrupts[0]
+    return outcome
 
 
-def _waits_for_nothing(plan: Plan) -> bool:
-    """No replica asks another process: emulated time is all that anything waits for."""
-    return all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
+def asks_outside(plan: Plan) -> bool:
+    """Some replica may ask another process what its iterations cost."""
+    return any(_is_outside(replica.latency) for replica in plan.replicas)
 
 
-def _new_loop(plan: Plan) -> asyncio.AbstractEventLoop:
-    """A loop of libuv where it pays: scaling and other processes go through it, replicas hardly."""
-    import asyncio
-
-    if sys.platform == "win32" or (_waits_for_nothing(plan) and plan.config.autoscale is None):
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
+def _is_outside(table: LatencyTable) -> bool:
+    if isinstance(table, AstraTable) and table.backend == "astra-sim":
+        return bool(table.binary)
+    return table.backend not in _OF_THIS_PROCESS
 
 
 def execute(
@@ -453,6 +465,11 @@ def execute(
             for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
         ):
             print(f"warning: {printable(warning)}", file=sys.stderr)
+        told = cluster.warnings()
+        for warning in told[:_WARNINGS_MAX]:
+            print(f"warning: {printable(warning)}", file=sys.stderr)
+        if len(told) > _WARNINGS_MAX:
+            print(f"warning: {len(told) - _WARNINGS_MAX} more in marks.csv", file=sys.stderr)
         recorder.close()
         error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(
@@ -547,48 +564,44 @@ def _run_cluster(
     stop: threading.Event | None,
 ) -> tuple[Outcome, Cluster]:
     clusters: list[Cluster] = []
-    turns = None
-    if not progress and stop is None and _waits_for_nothing(plan):
-        turns = Turns()
 
-    async def main() -> Outcome:
-        most = plan.config.limits.events_per_instant
-        kernel = Kernel(events_per_instant_max=most, loop=turns)
+    async def main(make_kernel: Callable[..., Kernel]) -> Outcome:
+        kernel = make_kernel(events_per_instant_max=plan.config.limits.events_per_instant)
         cluster = Cluster(
             plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
         )
         clusters.append(cluster)
-        if turns is not None:
-            return await _emulate(cluster, turns, None, None)
-        import asyncio
-
-        loop = asyncio.get_running_loop()
         if not progress:
-            return await _emulate(cluster, loop, None, stop)
-
+            return await _emulate(cluster, None, stop)
         with Progress(workload.count) as bar:
-            return await _emulate(cluster, loop, bar, stop)
+            return await _emulate(cluster, bar, stop)
 
     # Nothing of a run forms cycles; collecting while it goes on would only cost time.
     was_collecting = gc.isenabled()
     gc.freeze()
     gc.disable()
-    running = main()
     try:
-        if turns is not None:
-            outcome = turns.run(running)
-        else:
-            import asyncio
-
-            # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
-            with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
-                outcome = runner.run(running)
+        outcome = run_in_kernel(plan, main)
     finally:
-        running.close()  # interrupted before it began, it would complain of never being awaited
         if was_collecting:
             gc.enable()
         gc.unfreeze()
     return outcome, clusters[0]
+
+
+def run_in_kernel(plan: Plan, main: Callable[[Callable[..., Kernel]], Coroutine[Any, Any, T]]) -> T:
+    """The result of `main`, which is given the kernel's class that the plan needs.
+
+    Emulated time alone needs no event loop beside the kernel. Where replicas ask another process,
+    actors are tasks of uvloop's.
+    """
+    if not asks_outside(plan):
+        return completed(main, Kernel)
+    import anyio
+
+    from emu.kernel.tasks import TaskKernel
+
+    return anyio.run(main, TaskKernel, backend_options={"use_uvloop": sys.platform != "win32"})
 
 
 def host_facts(
@@ -732,8 +745,10 @@ def run_command(
     elif not quiet:
         assert result.summary is not None
         say = _print_summary(result.summary)
-        line = engine_line(config, make_plan(config, str(path)), result.summary)
-        say(f"engine: {line}")
+        plan = make_plan(config, str(path))
+        for line in served_lines(plan):
+            say(f"model: {line}")
+        say(f"engine: {engine_line(config, plan, result.summary)}")
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)

@@ -11,21 +11,18 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
-from emu.cluster.backends import SharedBackends, tower_costs
-from emu.cluster.engine_features import adapter_bytes, encoder_cache_bytes
+from emu.cluster.backends import SharedBackends
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.check import blaming, placing
 from emu.config.load import load_config
-from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.schema import Config, SchedulerTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 from emu.runs.runner import prepare, range_warnings
-from emu.scheduling.features import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
 
-_EXAMPLE_IMAGE_TOKENS = 1024
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
 
 
@@ -105,13 +102,13 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
         "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
         f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
+        "type of weights": sizes.weights_told(model, replica.dtype),
         "weights per GPU": f"{weight / 1e9:.2f} GB",
         "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
+        "type of KV": replica.kv_dtype,
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
-        **_speculation_facts(replica),
-        **_adapter_facts(replica),
-        **_image_facts(replica, config),
+        **_feature_facts(replica, config),
         "engine": replica.engine_label,
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
@@ -121,48 +118,12 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
     }
 
 
-def _speculation_facts(replica: ReplicaPlan) -> dict[str, str]:
-    """Drafts, what they add, and what they bring; nothing without speculative decoding."""
-    table = replica.speculation
-    if table is None:
-        return {}
-    drafts = table.num_speculative_tokens
-    tokens = expected_tokens(conditional_rates(table))
-    facts = {"drafts": f"{table.method}, {drafts} a step; {tokens:.2f} tokens a step expected"}
-    draft = replica.draft
-    if draft is not None:
-        weights = draft.weight_bytes(replica.dtype) / 1e9
-        token = draft.kv_bytes_token(replica.kv_dtype) / 1024
-        facts["drafter per GPU"] = f"{weights:.2f} GB, KV {token:g} KiB a token (counted above)"
-    return facts
-
-
-def _adapter_facts(replica: ReplicaPlan) -> dict[str, str]:
-    """Slots of LoRA adapters; nothing without them."""
-    table = replica.scheduler
-    if not isinstance(table, VllmTable) or not table.enable_lora:
-        return {}
-    tp = replica.tensor_parallel
-    one = adapter_bytes(table, replica.model, tp) / table.max_loras
-    host = table.max_cpu_loras or table.max_loras
+def _feature_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
+    """What the features of its engine say of themselves."""
     return {
-        "adapters": f"{table.max_loras} slots of {one / 1e6:.1f} MB on a GPU "
-        f"(rank {table.max_lora_rank}), {host} on the host"
-    }
-
-
-def _image_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
-    """What images take; nothing where requests have none."""
-    table, tower = replica.images, replica.model.tower
-    if table is None or tower is None:
-        return {}
-    kept = encoder_cache_bytes(table, replica.model) / 1e6
-    example = min(_EXAMPLE_IMAGE_TOKENS, table.encoder_budget_tokens)
-    took_ms = tower_costs(replica.latency_context(config)).images_ns([example]) / 1e6
-    return {
-        "images": f"tower of {tower.params / 1e9:.2f} B parameters, cache of "
-        f"{table.encoder_cache_tokens:,} tokens ({kept:.0f} MB on a GPU); "
-        f"an image of {example:,} tokens takes {took_ms:.1f} ms"
+        name: text
+        for feature in replica.features
+        for name, text in feature.facts(replica, config).items()
     }
 
 

@@ -39,7 +39,7 @@ from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
-    from emu.scheduling.features import Adapters, EncoderCache, Speculation
+    from emu.scheduling.parts import Part
 
 
 @final
@@ -236,9 +236,6 @@ class ReplicaLimits:
     leap: bool
     kv_layout: KvLayout | None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
-    prompts_present: bool
-    """The KV of a prompt comes with its request."""
-
     __slots__ = (
         "block_size",
         "kv_layout",
@@ -247,7 +244,6 @@ class ReplicaLimits:
         "num_blocks",
         "pipeline_stages",
         "prefix_caching",
-        "prompts_present",
     )
 
     def __init__(
@@ -259,9 +255,7 @@ class ReplicaLimits:
         prefix_caching: bool = False,
         leap: bool = True,
         kv_layout: KvLayout | None = None,
-        prompts_present: bool = False,
     ) -> None:
-        self.prompts_present = prompts_present
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_tokens = max_model_tokens
@@ -290,12 +284,8 @@ class Scheduler(ABC):
     """Blocks are taken as tokens come; False: all of them at admission."""
     block_pool: BlockPool | None = None
     """The pool, where blocks have identities (prefix caching)."""
-    speculation: Speculation | None = None
-    """Which drafts are accepted, where decodes verify drafts."""
-    adapters: Adapters | None = None
-    """LoRA adapters, where requests may name some."""
-    encoder: EncoderCache | None = None
-    """Budget and cache of images, where requests may have some."""
+    parts: Sequence[Part] = ()
+    """What features of the replica do here."""
     is_shared = False
     """It pulls its prompts from a queue that other replicas pull from too."""
     pulls = False
@@ -343,6 +333,11 @@ class Scheduler(ABC):
 
         Those that arrived with their KV (`ledger.arrived`) and do not run yet are among them.
         """
+
+    def look_up(self, request: Request) -> None:
+        """Write the exact token counts of a resident to its request; others have theirs."""
+        for _ in self.residents():
+            pass
 
     @abstractmethod
     def cancel(self, request: Request) -> bool:

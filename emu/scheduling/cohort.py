@@ -55,11 +55,11 @@ class RunningRequest:
     has_keys: bool
     """Blocks that it fills can be found by others."""
     drafts: int
-    """Drafts that its next step verifies (speculative decoding)."""
+    """Drafts that its next step verifies."""
     indexed_tokens: int
-    """Tokens up to which its full blocks can be found (speculative decoding)."""
+    """Tokens up to which its full blocks can be found."""
     optimistic_tokens: int
-    """Computed tokens had all drafts of its last step been accepted (speculative decoding)."""
+    """Computed tokens had all drafts of its last step been accepted."""
     junction_tokens: int
     """Where its prompt stops, so that others find its states there (`Hit.junction_tokens`)."""
 

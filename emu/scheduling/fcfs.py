@@ -286,6 +286,10 @@ class FcfsScheduler(Scheduler):
         """Running requests in order of admission, then those that arrived and wait to be."""
         return self.running.residents()
 
+    def look_up(self, request: Request) -> None:
+        """Write the exact token counts of a resident to its request."""
+        self.running.look_up(request)
+
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""
         return self.running.token_receivers(batch)

@@ -10,10 +10,10 @@ from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
 from emu.errors import PluginError
 from emu.kv.blocks import LowerTier
 from emu.plugins import make_plugin
-from emu.policy import OwnEviction, shown
+from emu.policy import shown
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
-from emu.scheduling.features import Adapters, EncoderCache, Speculation
+from emu.scheduling.parts import Part
 from emu.scheduling.vllm import VllmScheduler
 
 _VIDUR: Final = MappingProxyType(
@@ -28,22 +28,6 @@ _VIDUR: Final = MappingProxyType(
 """Policy -> its class in `emu/scheduling/vidur.py`, loaded when it is asked for."""
 
 
-def adapters_of(table: VllmTable) -> Adapters | None:
-    """Slots of LoRA adapters; None where requests cannot name any."""
-    if not table.enable_lora:
-        return None
-    return Adapters(table.max_loras, table.max_cpu_loras or table.max_loras)
-
-
-def encoder_of(table: VllmTable, *, encodes: bool) -> EncoderCache | None:
-    """Budget and cache of images; None where requests cannot have any. `encodes` False: they come
-    as embeddings, of which a step takes any number."""
-    if not table.limit_mm_per_prompt:
-        return None
-    cache_tokens = table.encoder_cache_tokens
-    return EncoderCache(table.encoder_budget_tokens if encodes else cache_tokens, cache_tokens)
-
-
 def make_scheduler(
     table: SchedulerTable,
     limits: ReplicaLimits,
@@ -52,33 +36,26 @@ def make_scheduler(
     preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
     ahead: bool = False,
-    seed: int = 0,
     own: Callable[..., Any] | None = None,
-    eviction: OwnEviction | None = None,
-    encodes: bool = True,
+    parts: Sequence[Part] = (),
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm only). `seed` of the run decides which drafts are accepted.
-    `eviction`: which request loses its blocks (vllm only). `encodes`: images are encoded here (vllm
-    only). `own` makes a scheduler of a user's
+    the one before it runs (vllm only).
+    `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
     class. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
         assert isinstance(table, VllmTable)
-        drafts = table.speculative_config
         made = VllmScheduler(
             table,
             limits,
             preemptions_max=preemptions_max,
             tiers=tiers,
             ahead=ahead,
-            speculation=None if drafts is None else Speculation(drafts, seed),
-            eviction=eviction,
-            adapters=adapters_of(table),
-            encoder=encoder_of(table, encodes=encodes),
+            parts=parts,
         )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)

@@ -29,8 +29,8 @@ from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
-from emu.scheduling.features import Adapters, EncoderCache, Speculation
 from emu.scheduling.ledger import Ledger
+from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.rotation import Rotation, Turn
 
 Record = tuple[RunningRequest, int, int]
@@ -81,10 +81,8 @@ class RunningSet:
         self.next_batch_id = 0
         self.cohort_end_ns = -1
         """When every cohort member received its latest token."""
-        self.adapters: Adapters | None = None
-        """LoRA adapters of the running requests, where there may be any."""
-        self.encoder: EncoderCache | None = None
-        """Images of the running requests, where there may be any."""
+        self.parts: Sequence[Part] = ()
+        """What features of the replica do with the running requests."""
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
@@ -94,8 +92,9 @@ class RunningSet:
         """The request runs from now on, beside the cohort, admitted after all others."""
         running = RunningRequest(request, self._admissions, self._busy_ns)
         self._admissions += 1
-        if self.adapters is not None:
-            self.adapters.begin(request)
+        if self.parts:
+            for part in self.parts:
+                part.begin(request)
         self.requests[request.request_id] = running
         self.beside[running.admission] = running
         return running
@@ -106,7 +105,7 @@ class RunningSet:
         for request_id in list(arrived):
             if len(self.requests) >= requests_max:
                 return
-            if self.adapters is not None and not self.adapters.can_run(arrived[request_id]):
+            if self.parts and not self.may_run(arrived[request_id]):
                 continue
             request = arrived.pop(request_id)
             running = self.admit(request)
@@ -114,6 +113,10 @@ class RunningSet:
                 request.generated_tokens == 0
                 or request.computed_tokens < request.reached_tokens - 1
             )
+
+    def may_run(self, request: Request) -> bool:
+        """Whether no feature keeps the request from joining the running ones."""
+        return all(part.may_run(request) for part in self.parts)
 
     def last(self) -> RunningRequest:
         """The request admitted last."""
@@ -168,10 +171,9 @@ class RunningSet:
         else:
             self.beside.pop(running.admission, None)
         request = running.request
-        if self.adapters is not None:
-            self.adapters.end(request)
-        if self.encoder is not None and request.images:
-            self.encoder.free(request)
+        if self.parts:
+            for part in self.parts:
+                part.end(request)
         del self.requests[request.request_id]
         running.is_alive = False
         # One batch at a time: a running request takes part in all of them.
@@ -184,6 +186,12 @@ class RunningSet:
                 self.cohort.materialise(running)
             yield running.request
         yield from self.ledger.arrived.values()
+
+    def look_up(self, request: Request) -> None:
+        """See `Scheduler.look_up`."""
+        running = self.requests.get(request.request_id)
+        if running is not None and running.in_cohort:
+            self.cohort.materialise(running)
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""
@@ -247,10 +255,8 @@ class RunningSet:
         self.leaving.clear()
         self.leaping = None
         self.cohort.in_flight = 0
-        if self.adapters is not None:
-            self.adapters.clear()
-        if self.encoder is not None:
-            self.encoder.clear()
+        for part in self.parts:
+            part.clear()
         return [running.request for running in members]
 
     def free_ended(self) -> bool:
@@ -576,11 +582,11 @@ class RunningSet:
             problems.append(f"cohort of {self.cohort.count}, counted {members}")
         if members + len(self.beside) != len(self.requests):
             problems.append("a running request is neither in the cohort nor beside it")
-        if self.adapters is not None:
+        if self.parts:
             running_requests = [running.request for running in self.requests.values()]
-            problems += self.adapters.recount(running_requests)
-        if self.encoder is not None:
-            problems += self.encoder.recount([*self.residents(), *self.ledger.queue])
+            present = [*self.residents(), *self.ledger.queue]
+            for part in self.parts:
+                problems += part.recount(running_requests, present)
         return problems
 
 
@@ -590,10 +596,10 @@ def admission(running: RunningRequest) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The running set of a scheduler with speculative decoding: steps that bring several tokens.
+# The running set of a scheduler whose steps verify drafts, and so bring several tokens.
 #
 # A decode that has drafts computes 1 + d tokens. What is accepted of them is known at the end of
-# its step (`Speculation`): the leading run and one token more, which is the recovered or the bonus
+# its step (`Drafting`): the leading run and one token more, which is the recovered or the bonus
 # token. Rejected tokens are taken off the computed ones, their slots stay with the request and are
 # written again. There is no cohort, because members advance by different numbers of tokens.
 #
@@ -609,12 +615,12 @@ class VerifyingSet(RunningSet):
         self,
         ledger: Ledger,
         limits: ReplicaLimits,
-        speculation: Speculation,
+        drafting: Drafting,
         *,
         frees_late: bool = False,
     ) -> None:
         super().__init__(ledger, limits, frees_late=frees_late)
-        self.speculation = speculation
+        self.drafting = drafting
         self.overruns: list[int] = []
         """Context of requests whose output ended sooner than the batch after it was formed."""
 
@@ -631,7 +637,7 @@ class VerifyingSet(RunningSet):
             request = running.request
             drafts = target - request.reached_tokens
             if running.is_alive and drafts >= 0:
-                tokens = 1 + (self.speculation.accepted(request, drafts) if drafts else 0)
+                tokens = 1 + (self.drafting.accepted(request, drafts) if drafts else 0)
                 left = request.output_tokens - request.generated_tokens
                 receivers += [request] * min(tokens, left)
         return receivers
@@ -646,11 +652,11 @@ class VerifyingSet(RunningSet):
         if drafts <= 0:
             is_over = super().end_record(running, new, target, now_ns, progress)
             if drafts == 0 and not is_over:
-                running.drafts = self.speculation.proposed(request)
+                running.drafts = self.drafting.proposed(request)
             return is_over
         running.pending -= new
-        accepted = self.speculation.accepted(request, drafts)
-        self.speculation.count(drafts, accepted, target - new)
+        accepted = self.drafting.accepted(request, drafts)
+        self.drafting.count(drafts, accepted, target - new)
         tokens = min(1 + accepted, request.output_tokens - request.generated_tokens)
         request.computed_tokens = reached + tokens - 1
         request.generated_tokens += tokens
@@ -663,7 +669,7 @@ class VerifyingSet(RunningSet):
             request.max_gap_ns = gap_ns
         request.last_token_ns = now_ns
         if request.generated_tokens < request.output_tokens:
-            running.drafts = self.speculation.proposed(request)
+            running.drafts = self.drafting.proposed(request)
             return False
         if self.frees_late and tokens > 1:
             self.overruns.append(request.computed_tokens)

@@ -49,10 +49,9 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from emu.config.schema import VllmTable
-from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, Hit, LowerTier, PresentPool
+from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, Hit, LowerTier
 from emu.kv.grouped import GroupedPool
-from emu.latency.base import BatchShape, LoraWork, Verify
-from emu.policy import OwnEviction
+from emu.latency.base import BatchShape, Verify, Work
 from emu.request import Request
 from emu.scheduling.base import (
     Batch,
@@ -65,11 +64,11 @@ from emu.scheduling.base import (
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.features import Adapters, EncoderCache, Speculation
 from emu.scheduling.ledger import Ledger, Unseen, arrival_order, forget_kv, make_queue
+from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.rotation import Rotation, Turn
 from emu.scheduling.running import Record, RunningSet, VerifyingSet
-from emu.units import ceil_div, s_to_ns
+from emu.units import ceil_div
 
 UNLIMITED: Final = 1 << 62
 NO_SHAPE: Final = BatchShape()
@@ -127,44 +126,28 @@ class VllmScheduler(Scheduler):
         ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
-        speculation: Speculation | None = None,
-        eviction: OwnEviction | None = None,
-        adapters: Adapters | None = None,
-        encoder: EncoderCache | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `speculation`: decodes verify drafts (one stage). `eviction`: which is preempted, instead of
-        the last; then it walks. `adapters`: LoRA adapters that requests may name, `encoder`: images
-        that they may have (one stage); then it walks too."""
-        assert not (ahead or speculation) or limits.pipeline_stages == 1
-        pool: BlockPool | CountingPool | GroupedPool
-        self._clips = False
-        self._retains = False
-        self._eviction = eviction
-        walks = walks or eviction is not None or adapters is not None or encoder is not None
-        walks = walks or limits.prompts_present
-        if limits.prompts_present:
-            assert limits.kv_layout is None
-            pool = PresentPool(limits.num_blocks, limits.block_size)
-        elif limits.kv_layout is not None:
-            walks = True
-            caches = limits.prefix_caching and table.prefix_caching
-            pool = GroupedPool(
-                limits.num_blocks,
-                limits.kv_layout,
-                prefix_caching=caches,
-                speculative_tokens=0 if speculation is None else speculation.tokens,
-            )
-            self._clips = caches and limits.kv_layout.has_states
-        elif limits.prefix_caching and table.prefix_caching:
-            self.block_pool = pool = BlockPool(
-                limits.num_blocks, limits.block_size, tiers, s_to_ns(table.retain_s)
-            )
-            self._retains = table.retain_s > 0
-        else:
-            pool = CountingPool(limits.num_blocks, limits.block_size)
+        `parts`: what features of the replica do here, in the order in which they are asked."""
+        self.parts = parts
+        self._parts = tuple(parts)
+        self._timed = tuple(part for part in parts if part.sees_time)
+        choosing = [part for part in parts if part.chooses_victims]
+        self._eviction = choosing[0] if choosing else None
+        verifying = [part for part in parts if isinstance(part, Drafting)]
+        drafting = verifying[0] if verifying else None
+        assert not (ahead or drafting) or limits.pipeline_stages == 1
+        # What allows neither a cohort nor a rotation: each iteration is formed by the rule.
+        walks = walks or limits.kv_layout is not None
+        walks = walks or any(part.forbids_cohort for part in parts)
+        caches = limits.prefix_caching and table.prefix_caching
+        pool = _pool(parts, limits, tiers, drafting, caches=caches)
+        layout = limits.kv_layout
+        self._clips = caches and layout is not None and layout.has_states
+        self.block_pool = pool if isinstance(pool, BlockPool) else None
         super().__init__(
             table,
             limits,
@@ -176,20 +159,18 @@ class VllmScheduler(Scheduler):
         self._grouped = pool if isinstance(pool, GroupedPool) else None
         self._in_flight_tokens = table.tokens_max * (2 if ahead else 1)
         """Tokens planned and not confirmed, at most."""
-        self.speculation = speculation
+        self._drafting = drafting
         self._verifying: VerifyingSet | None = None
         self._lookahead = 0
         self.running: RunningSet
-        if speculation is None:
+        if drafting is None:
             self.running = running_set(self.ledger, limits, frees_late=ahead)
         else:
-            walks = True
-            self._lookahead = speculation.lookahead_tokens
+            self._lookahead = drafting.lookahead_tokens
             self.running = self._verifying = VerifyingSet(
-                self.ledger, limits, speculation, frees_late=ahead
+                self.ledger, limits, drafting, frees_late=ahead
             )
-        self.running.adapters = self.adapters = adapters
-        self.running.encoder = self.encoder = encoder
+        self.running.parts = parts
         self.pool = pool
         self._cohort = self.running.cohort
         self._queue = self.ledger.queue
@@ -202,18 +183,12 @@ class VllmScheduler(Scheduler):
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
-        is_plain = table.chunked_prefill and limits.kv_layout is None and speculation is None
+        is_plain = table.chunked_prefill and limits.kv_layout is None and drafting is None
         self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
         self._rotates = (
-            limits.leap
-            and self._stages > 1
-            and type(pool) is CountingPool
-            and speculation is None
-            and eviction is None
-            and adapters is None
-            and encoder is None
+            limits.leap and self._stages > 1 and type(pool) is CountingPool and not walks
         )
         self._blocked = FREE
 
@@ -232,9 +207,9 @@ class VllmScheduler(Scheduler):
         return batch
 
     def _form(self, now_ns: int) -> Batch | None:
-        if self._retains:
-            assert self.block_pool is not None
-            self.block_pool.see_time(now_ns)
+        if self._timed:
+            for part in self._timed:
+                part.see_time(now_ns)
         running, cohort = self.running, self._cohort
         if len(running.records) >= self._stages:
             return None
@@ -254,8 +229,10 @@ class VllmScheduler(Scheduler):
         forming = Forming(now_ns, self._budget, NO_SHAPE if has_cohort else BatchShape())
         if self._grouped is not None:
             self._grouped.begin_step()
-        if self.encoder is not None:
-            self.encoder.begin_step([one.request for one in self.running.requests.values()])
+        if self._parts:
+            requests = [one.request for one in self.running.requests.values()]
+            for part in self._parts:
+                part.begin_step(requests)
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
         if not has_cohort:
@@ -296,10 +273,8 @@ class VllmScheduler(Scheduler):
         """The batch is formed; whether it is the first of a leap."""
         running, records = self.running, forming.records
         forming.shape.sequences = self._cohort.count + len(records)
-        if self.adapters is not None:
-            forming.shape.lora = _lora_work(self.adapters, records)
-        if self.encoder is not None:
-            forming.shape.images = self.encoder.step_images()
+        if self._parts:
+            forming.shape.works = self._works(records)
         has_freed = (running.free_ended() if running.leaving else False) or has_evicted
         batch_id = running.next_batch_id
         running.next_batch_id = batch_id + 1
@@ -339,8 +314,8 @@ class VllmScheduler(Scheduler):
                 new = self._clipped(request, request.computed_tokens, new, running.junction_tokens)
                 if new == 0:
                     continue
-            if self.encoder is not None and request.images:
-                new = self.encoder.fit(request, request.computed_tokens, new)
+            if self._parts:
+                new = self._allowed(request, request.computed_tokens, new)
                 if new == 0:
                     continue
             while pool.need(request, self._slots(running, new)) > pool.blocks_free:
@@ -355,13 +330,31 @@ class VllmScheduler(Scheduler):
             if self._eviction is None:
                 return
 
+    def _allowed(self, request: Request, had: int, new: int) -> int:
+        """New tokens of a request that all features allow; `had` are computed already."""
+        for part in self._parts:
+            new = part.fit(request, had, new)
+            if new == 0:
+                return 0
+        return new
+
+    def _works(self, records: Sequence[Record]) -> Sequence[Work]:
+        """What features add to a batch of these members."""
+        members = [(running.request, new) for running, new, _ in records]
+        works: list[Work] = []
+        for part in self._parts:
+            work = part.work(members)
+            if work is not None:
+                works.append(work)
+        return works
+
     def _victim(self, needy: RunningRequest, forming: Forming) -> RunningRequest:
         """The request that loses its blocks to `needy`: the last, or one not in this batch."""
         if self._eviction is None:
             return self.running.last()
         served = {one.admission for one, _, _ in forming.records}
         open_ = [one for one in self.running.requests.values() if one.admission not in served]
-        chosen = self._eviction.choose(needy.request, [one.request for one in open_])
+        chosen = self._eviction.victim(needy.request, [one.request for one in open_])
         return open_[chosen]
 
     def _slots(self, running: RunningRequest, new: int) -> int:
@@ -376,11 +369,11 @@ class VllmScheduler(Scheduler):
         return max(target, min(target + self._lookahead, self.limits.max_model_tokens))
 
     def _overrun(self, verifying: VerifyingSet, forming: Forming) -> Verify:
-        """What speculation adds to the batch; first of all sequences that have ended meanwhile."""
+        """What drafts add to the batch; first of all sequences that have ended meanwhile."""
         verify = Verify()
         for context in verifying.overruns:
             verify.count += 1
-            verify.tokens += 1 + verifying.speculation.tokens
+            verify.tokens += 1 + verifying.drafting.tokens
             verify.context_sum += context
         forming.budget -= min(forming.budget, verify.tokens)
         verifying.overruns.clear()
@@ -486,8 +479,9 @@ class VllmScheduler(Scheduler):
             if target >= reached:
                 verify.drafting += 1
                 verify.drafting_context_sum += target
-        if self.encoder is not None and request.images:
-            self.encoder.commit(request)
+        if self._parts:
+            for part in self._parts:
+                part.commit(request)
         request.computed_tokens = target
         running.pending += new
         forming.records.append((running, new, target))
@@ -512,15 +506,15 @@ class VllmScheduler(Scheduler):
             if request is None:
                 return
             hit, new, may_run = NO_HIT, 0, True
-            if self.adapters is not None:
-                may_run = self.adapters.can_run(request)
+            if self._parts:
+                may_run = self.running.may_run(request)
             if may_run:
                 hit = self.pool.lookup(request)
                 new = self._fit(request, hit, forming.budget)
             if new == 0:
                 self._blocked = BLOCKED_BY_KV
                 if may_run and not self.settings.skip_blocked:
-                    return  # (a request whose adapter has no slot is passed by)
+                    return  # (one that a feature keeps from running is passed by)
                 if passed is None:
                     passed = iter(list(queue)[1:])
                 continue
@@ -568,8 +562,8 @@ class VllmScheduler(Scheduler):
             new = self._clipped(request, had, new, hit.junction_tokens)
             if new == 0:
                 return 0
-        if self.encoder is not None and request.images:
-            new = self.encoder.fit(request, had, new)
+        if self._parts:
+            new = self._allowed(request, had, new)
             if new == 0:
                 return 0
         if self._grouped is not None:
@@ -791,9 +785,9 @@ class VllmScheduler(Scheduler):
 
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        if self._retains:
-            assert self.block_pool is not None
-            self.block_pool.see_time(now_ns)
+        if self._timed:
+            for part in self._timed:
+                part.see_time(now_ns)
         return self.running.complete(batch, steps, now_ns, longest_step_ns)
 
     def detach(self, request: Request) -> None:
@@ -808,6 +802,10 @@ class VllmScheduler(Scheduler):
     def residents(self) -> Iterable[Request]:
         """Running requests in order of admission, then those that arrived and wait to be."""
         return self.running.residents()
+
+    def look_up(self, request: Request) -> None:
+        """Write the exact token counts of a resident to its request."""
+        self.running.look_up(request)
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""
@@ -849,8 +847,8 @@ class VllmScheduler(Scheduler):
 
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
-        if self.encoder is not None:
-            self.encoder.free(request)
+        for part in self._parts:
+            part.leave(request)
         return self._unseen.remove(request) or self.running.cancel(request)
 
     def evacuate(self) -> list[Request]:
@@ -865,13 +863,14 @@ class VllmScheduler(Scheduler):
     # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
-        if self.encoder is not None and (too_large := self.encoder.too_large(request)):
-            return too_large
+        for part in self._parts:
+            if too_large := part.too_large(request):
+                return too_large
         longest = request.prompt_tokens + request.max_output_tokens
         if longest <= self._holds_tokens:
             return ""
         layout = self.limits.kv_layout
-        if self.speculation is not None:
+        if self._drafting is not None:
             held = self.slots_held(longest)
             if longest <= self.limits.max_model_tokens and layout is None:
                 blocks = ceil_div(held, self.block_size)
@@ -882,9 +881,9 @@ class VllmScheduler(Scheduler):
         if layout is not None:
             if longest > self.limits.max_model_tokens:
                 return f"longer than the model's {self.limits.max_model_tokens} tokens"
-            drafts = 0 if self.speculation is None else self.speculation.tokens
+            drafts = 0 if self._drafting is None else self._drafting.tokens
             blocks = layout.blocks_for(
-                held, in_flight_tokens=self._in_flight_tokens, speculative_tokens=drafts
+                held, in_flight_tokens=self._in_flight_tokens, draft_tokens=drafts
             )
             if blocks > self.blocks_total:
                 return f"needs more than the replica's {self.blocks_total} KV blocks"
@@ -898,9 +897,9 @@ class VllmScheduler(Scheduler):
 
     def slots_held(self, tokens: int) -> int:
         """Slots that a request of so many tokens holds at most when it ends."""
-        if self.speculation is None:
+        if self._drafting is None:
             return tokens - 1
-        drafts = self.speculation.tokens * (2 if self._ahead else 1)
+        drafts = self._drafting.tokens * (2 if self._ahead else 1)
         return min(tokens - 1 + drafts + self._lookahead, self.limits.max_model_tokens)
 
     def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
@@ -913,21 +912,30 @@ class VllmScheduler(Scheduler):
             if self._fit(request, self.pool.lookup(request), self._budget):
                 break
             self._queue.remove(request)
-            if self.encoder is not None:
-                self.encoder.free(request)
+            for part in self._parts:
+                part.leave(request)
             blocks = ceil_div(request.reached_tokens, self.block_size)
             tokens = f"{request.reached_tokens} tokens ({blocks} KV blocks)"
             dropped.append((request, f"{tokens} can never be scheduled"))
         return dropped
 
 
-def _lora_work(adapters: Adapters, records: Sequence[Record]) -> LoraWork:
-    """What the adapters of a batch's members add to it; those without a slot get one."""
-    needed: dict[str, None] = {}
-    tokens = 0
-    for running, new, _ in records:
-        if running.request.adapter:
-            needed[running.request.adapter] = None
-            tokens += new
-    cold, warm = adapters.take(needed)
-    return LoraWork(len(needed), tokens, cold, warm)
+def _pool(
+    parts: Sequence[Part],
+    limits: ReplicaLimits,
+    tiers: Sequence[LowerTier],
+    drafting: Drafting | None,
+    *,
+    caches: bool,
+) -> BlockPool | CountingPool | GroupedPool:
+    """The pool that a feature brings, or the plain one for the replica's layers."""
+    total, size = limits.num_blocks, limits.block_size
+    for part in parts:
+        brought = part.pool(total, size, tiers, caches=caches)
+        if brought is not None:
+            assert limits.kv_layout is None
+            return brought
+    if limits.kv_layout is not None:
+        drafts = 0 if drafting is None else drafting.tokens
+        return GroupedPool(total, limits.kv_layout, prefix_caching=caches, draft_tokens=drafts)
+    return BlockPool(total, size, tiers) if caches else CountingPool(total, size)

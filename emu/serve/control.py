@@ -36,8 +36,8 @@ from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.process.prepared import prepared
-from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.report.html import live_page
 from emu.serve.house import ADAPTERS_MAX, REQUESTS_KEPT, House, Listener, described
 from emu.serve.protocol import NAME_MAX, ApiError, FailureRule, FailureSchedule, decode_body, whole
@@ -86,20 +86,20 @@ def snapshot(house: House) -> dict[str, Any]:
     replicas = []
     prefill_tokens = decode_tokens = 0
     for replica in cluster.replicas:
-        prefill, decode = replica.tokens_produced  # settles the books
+        view = replica.view()
+        prefill, decode = view.tokens_produced
         prefill_tokens += prefill
         decode_tokens += decode
-        scheduler = replica.scheduler
         replicas.append(
             {
                 "id": replica.replica_id,
                 "state": replica.state.value,
                 "gpus": len(replica.gpus),
                 "machine": replica.machine,
-                "running": scheduler.running_count,
-                "waiting": scheduler.waiting_count,
-                "blocks_used": scheduler.blocks_used,
-                "blocks_total": scheduler.blocks_total,
+                "running": view.running_count,
+                "waiting": view.waiting_count,
+                "blocks_used": view.blocks_used,
+                "blocks_total": view.blocks_total,
                 "slowdown": replica.slowdown,
                 "commands": [c for c, state in TARGETS if state is replica.state],
             }
@@ -207,7 +207,9 @@ _ROLES: Final = ("colocated", "prefill", "decode")
 
 
 # --- writes -------------------------------------------------------------------------------------
-def command_now(house: House, replica: Replica, command: str, factor: float | None = None) -> str:
+def command_now(
+    house: House, replica: ReplicaHandle, command: str, factor: float | None = None
+) -> str:
     """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
     cluster = house.cluster
     now_s = cluster.kernel.now_ns / NS_PER_S
@@ -764,7 +766,7 @@ class Scale:
             "status": {"replicas": existing, "selector": f"app={role}"},
         }
 
-    def _serving(self, role: str) -> list[Replica]:
+    def _serving(self, role: str) -> list[ReplicaHandle]:
         return [
             r
             for r in self._house.cluster.replicas
@@ -801,7 +803,7 @@ class Scale:
         if missing < 0:
             await self._remove(role, -missing)
 
-    def _free(self) -> list[Replica]:
+    def _free(self) -> list[ReplicaHandle]:
         taken = set().union(*self._starting.values())
         return [
             r
@@ -809,7 +811,7 @@ class Scale:
             if r.state is ReplicaState.INACTIVE and r.replica_id not in taken
         ]
 
-    async def _start(self, role: str, replica: Replica) -> None:
+    async def _start(self, role: str, replica: ReplicaHandle) -> None:
         """The weights arrive, then it serves (unless it is no longer wanted)."""
         house = self._house
         kernel = house.cluster.kernel

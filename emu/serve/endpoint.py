@@ -334,7 +334,7 @@ class EndpointApi(Api):
 
     def _check_adapters(self, request: HttpRequest) -> None:
         self._check_key(request)
-        if not self.endpoint.plan.has_adapters:
+        if not self.endpoint.plan.slots("adapter"):
             problem = "LoRA is not enabled: the configuration has no scheduler.enable_lora"
             raise ApiError(400, problem, type="InvalidUserInput")
 
@@ -375,15 +375,14 @@ class EndpointApi(Api):
 
     async def sglang_load(self, request: HttpRequest) -> Response:
         """The load in the form of SGLang's router."""
-        scheduler = self.endpoint.replica.scheduler
-        self.endpoint.replica.settle()
+        view = self.endpoint.replica.view()
         return JSONResponse(
             [
                 {
                     "dp_rank": 0,
                     "num_reqs": self.endpoint.open_requests,
-                    "num_waiting_reqs": scheduler.waiting_count,
-                    "num_tokens": scheduler.blocks_used * self.endpoint.plan.scheduler.block_size,
+                    "num_waiting_reqs": view.waiting_count,
+                    "num_tokens": view.blocks_used * self.endpoint.plan.scheduler.block_size,
                     "ts_tic": time.perf_counter(),
                 }
             ]

@@ -35,10 +35,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
-from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import HANDOFF_NEVER_NS, Request, Status
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
@@ -304,14 +303,6 @@ def zmq_context() -> Any:
     return zmq.Context()
 
 
-def watch(pool: object, ledger: Ledger) -> bool:
-    """Let the ledger watch a pool. False if the pool keeps no identities: nothing can be found."""
-    if not isinstance(pool, BlockPool):
-        return False
-    pool.watcher = ledger
-    return True
-
-
 # --- the fleet ------------------------------------------------------------------------------------
 S = ReplicaState
 _ABSENT: Final = frozenset({S.INACTIVE, S.FAILED})
@@ -329,7 +320,7 @@ _DEATH_SEEN_NS: Final = 10 * NS_PER_S
 class Endpoint:
     """One replica as one engine."""
 
-    def __init__(self, house: House, replica: Replica, plan: ReplicaPlan, port: int) -> None:
+    def __init__(self, house: House, replica: ReplicaHandle, plan: ReplicaPlan, port: int) -> None:
         self.house = house
         self.replica = replica
         self.plan = plan
@@ -362,9 +353,9 @@ class Endpoint:
     @property
     def open_requests(self) -> int:
         """Waiting and running here, those that wait for KV of another endpoint too."""
-        replica, scheduler = self.replica, self.replica.scheduler
+        replica = self.replica
         awaiting = awaiting_kv(replica, self.house.cluster.engines[replica.replica_id])
-        return scheduler.waiting_count + scheduler.running_count + awaiting
+        return replica.view().promised_load(1, 1) + awaiting
 
 
 class Parked:
@@ -727,7 +718,7 @@ class KvEvents:
         house = self._house
         salt_of = house.cluster.cache_salt_of
         ledger = Ledger(self._wire, size, changed, salt_of, house.adapter_ids)
-        if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
+        if not endpoint.replica.view().watch_cache(ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)
         return ledger

@@ -20,8 +20,8 @@ import numpy.ma  # numpy loads it at the first percentile: 20 ms while answers a
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SloTable, SyntheticTable
 from emu.log import Format, Level
-from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.runs.runner import holds_for
 from emu.serve.intake import Intake, is_loopback
@@ -45,7 +45,7 @@ _PAIR_POINTS: Final = 60
 """Points over which the flow between two replicas is counted."""
 
 
-def role_of(replica: Replica) -> str:
+def role_of(replica: ReplicaHandle) -> str:
     """prefill, decode, colocated, loading, draining, failed or inactive."""
     state = replica.state.value
     for word, role in (("shutting", "draining"), ("loading", "loading")):
@@ -74,7 +74,9 @@ class Trends:
         self.ended.append(request)
         self._window.append(request)
 
-    def on_transfer(self, source: Replica, destination: Replica, size_bytes: int) -> None:
+    def on_transfer(
+        self, source: ReplicaHandle, destination: ReplicaHandle, size_bytes: int
+    ) -> None:
         """KV has gone from one replica to another."""
         self._flow_now[source.replica_id, destination.replica_id] += size_bytes
 
@@ -89,14 +91,14 @@ class Trends:
         totals = {"prefill_tokens": 0, "decode_tokens": 0}
         running = waiting = used = total = 0
         for replica in cluster.replicas:
-            prefill, decode = replica.tokens_produced
+            view = replica.view()
+            prefill, decode = view.tokens_produced
             totals["prefill_tokens"] += prefill
             totals["decode_tokens"] += decode
-            scheduler = replica.scheduler
-            running += scheduler.running_count
-            waiting += scheduler.waiting_count
-            used += scheduler.blocks_used
-            total += scheduler.blocks_total
+            running += view.running_count
+            waiting += view.waiting_count
+            used += view.blocks_used
+            total += view.blocks_total
         gateway = cluster.gateway
         held = len(gateway.held) + sum(map(len, gateway.queues))
         moved = {f"{kind}_bytes": n for kind, n in cluster.network.moved_bytes.items()}
@@ -398,7 +400,7 @@ class House:
         """What clients ask for, by the index that replicas and requests have."""
         self.model = self.models[default]
         """What a call that names none gets."""
-        parts = [[r for r in plan.replicas if r.served == name] for name in plan.models]
+        parts = plan.replicas_of_models.values()
         self.plans = [part[0] for part in parts]
         """A replica of each model."""
         self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
@@ -483,7 +485,7 @@ class House:
     def has_adapters(self, model: int) -> bool:
         """Adapters of a model have slots, loads and KV of their own (`scheduler.enable_lora`)."""
         name = self.plan.models[model]
-        return all(r.has_adapters for r in self.plan.replicas if r.served == name)
+        return all(r.slots("adapter") for r in self.plan.replicas if r.served == name)
 
     def index_of(self, name: str) -> int:
         """Which model a call asks for; adapters and aliases are the default model's."""

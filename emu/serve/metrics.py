@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from emu.cluster.plan import ReplicaPlan
-from emu.config.schema import VllmTable
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.serve.fleet import Endpoint, Fleet
 from emu.serve.house import ADAPTERS_MAX, House
 from emu.serve.world import Histogram, Statistics, awaiting_kv
@@ -139,16 +138,16 @@ _TRANSFERS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]
 )
 
 
-def kv_use(replica: Replica) -> float:
+def kv_use(replica: ReplicaHandle) -> float:
     """Part of the KV blocks in use, 0 to 1."""
-    scheduler = replica.scheduler
-    return scheduler.blocks_used / scheduler.blocks_total if scheduler.blocks_total else 0.0
+    view = replica.view()
+    return view.blocks_used / view.blocks_total if view.blocks_total else 0.0
 
 
 def engine_families(
     page: Page,
     models: Sequence[str],
-    engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]],
+    engines: Sequence[tuple[ReplicaHandle, ReplicaPlan, Statistics]],
     name: str = "",
     scripted: Mapping[str, float] | None = None,
 ) -> None:
@@ -159,16 +158,15 @@ def engine_families(
     """
     rows = []
     for replica, plan, stats in engines:
-        replica.settle()
         names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
         label = labels_text(names)
         rows.append((label, replica, plan, stats))
-    gauges: tuple[tuple[str, str, Callable[[Replica, Statistics], float]], ...] = (
-        ("num_requests_running", "Running requests.", lambda r, _: r.scheduler.running_count),
+    gauges: tuple[tuple[str, str, Callable[[ReplicaHandle, Statistics], float]], ...] = (
+        ("num_requests_running", "Running requests.", lambda r, _: r.view().running_count),
         (
             "num_requests_waiting",
             "Waiting requests, those for KV of another engine too.",
-            lambda r, stats: r.scheduler.waiting_count + awaiting_kv(r, stats),
+            lambda r, stats: r.view().waiting_count + awaiting_kv(r, stats),
         ),
         ("kv_cache_usage_perc", "Part of KV blocks in use.", lambda r, _: kv_use(r)),
     )
@@ -183,7 +181,7 @@ def engine_families(
             (f'{label},reason="{reason}"', count)
             for label, r, _, stats in rows
             for reason, count in (
-                ("capacity", r.scheduler.waiting_count),
+                ("capacity", r.view().waiting_count),
                 ("deferred", awaiting_kv(r, stats)),
             )
         ],
@@ -216,8 +214,8 @@ _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
 def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
     """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
     plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
-    slots = [r.scheduler.max_loras for r in plans if isinstance(r.scheduler, VllmTable)]
-    has_slots = all(plan.has_adapters for plan in plans)
+    slots = [plan.slots("adapter") for plan in plans]
+    has_slots = all(slots)
     if not has_slots and not house.adapters:
         return
     running: set[str] = set()
@@ -235,7 +233,7 @@ def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
     page.gauge("vllm:lora_requests_info", "Adapters in use.", [(label, time.time())])
 
 
-def _sleep_state(replica: Replica) -> str:
+def _sleep_state(replica: ReplicaHandle) -> str:
     return "awake" if replica.model_loaded else "discard_all"
 
 
@@ -450,8 +448,7 @@ class EndpointPage:
     def _sglang(self) -> None:
         house, endpoint, page = self._house, self._endpoint, self._page
         replica, plan = endpoint.replica, endpoint.plan
-        replica.settle()
-        scheduler = replica.scheduler
+        view = replica.view()
         stats = house.cluster.engines[replica.replica_id]
         role = endpoint.role
         label = labels_text(
@@ -464,11 +461,11 @@ class EndpointPage:
         )
         size = plan.scheduler.block_size
         watcher = house.cluster.watchers.get(replica.replica_id)
-        inflight = watcher.source.unfinished_migrations if watcher is not None else 0
+        inflight = view.unfinished_migrations if watcher is not None else 0
         gauges = (
-            ("num_running_reqs", "Running requests.", scheduler.running_count),
-            ("num_queue_reqs", "Waiting requests.", scheduler.waiting_count),
-            ("num_used_tokens", "Tokens with KV.", scheduler.blocks_used * size),
+            ("num_running_reqs", "Running requests.", view.running_count),
+            ("num_queue_reqs", "Waiting requests.", view.waiting_count),
+            ("num_used_tokens", "Tokens with KV.", view.blocks_used * size),
             ("token_usage", "Part of the KV in use.", kv_use(replica)),
             ("max_total_num_tokens", "Room for KV.", plan.num_blocks * size),
             ("cache_hit_rate", "Found part of the last prompts.", stats.prefill_hit_share),

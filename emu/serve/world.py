@@ -27,7 +27,7 @@ from emu.kernel.clock import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.ports import BatchSink
-from emu.replica.replica import Replica
+from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 from emu.serve.intake import Pace
@@ -69,7 +69,9 @@ class Observer(Protocol):
     def on_end(self, request: Request) -> None:
         """A request has ended, in whatever way."""
 
-    def on_transfer(self, source: Replica, destination: Replica, size_bytes: int) -> None:
+    def on_transfer(
+        self, source: ReplicaHandle, destination: ReplicaHandle, size_bytes: int
+    ) -> None:
         """KV has gone from one replica to another."""
 
 
@@ -267,9 +269,9 @@ class Statistics:
         self.max_tokens.add(limit)
 
 
-def awaiting_kv(replica: Replica, stats: Statistics) -> int:
+def awaiting_kv(replica: ReplicaHandle, stats: Statistics) -> int:
     """Requests of a replica whose KV another one has, or has sent and no step has taken up yet."""
-    come = sum(not r.status.is_terminal for event in replica.arrived for r in event.requests)
+    come = sum(not r.status.is_terminal for event in replica.view().arrived for r in event.requests)
     return stats.fetching + come
 
 
@@ -636,7 +638,11 @@ class LiveCluster(Cluster):
         return True
 
     def on_transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
     ) -> None:
         """KV has arrived: a transfer for each request and rank, as vLLM counts its connector's.
 

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from emu.api import override_texts, run
+from emu.catalogue import sizes
+from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.config.load import config_from_dict
@@ -246,6 +248,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found. `rows` has the cheapest cluster first, then the best of each other layout."""
 
     model: str
+    weights: str
+    """Types of its weights and KV cache, in words."""
     rate_per_s: float
     objectives: list[str]
     has_prices: bool
@@ -312,6 +316,7 @@ def find_cluster(
         )
     return Answer(
         model=spec.name,
+        weights=_types_told(spec, tables),
         rate_per_s=rate,
         objectives=[f"{o.label} <= {o.limit_ms:g} ms" for o in question.objectives],
         has_prices=question.has_prices,
@@ -350,10 +355,20 @@ def _checked(plain: dict[str, Any], settings: Mapping[str, Any]) -> Config:
     return config_from_dict(plain, override_texts(settings), SOURCE)
 
 
+def _types_told(spec: ModelSpec, tables: Mapping[str, Any]) -> str:
+    """`weights fp8_block, KV bfloat16` of a configuration."""
+    table = config_from_dict(dict(tables)).model
+    kv = sizes.kv_dtype(spec, table.dtype, table.kv_cache_dtype)
+    return f"weights {sizes.weights_told(spec, table.dtype)}, KV {kv}"
+
+
 def _model(question: Question) -> ModelSpec:
     if question.hf_config:
         return model_from_file(Path(question.hf_config), question.model, "")
-    return lookup_model(question.model, SOURCE, "--model")
+    spec = lookup_model(question.model, SOURCE, "--model")
+    for dtype in question.dtypes:
+        check_dtype(spec, dtype, SOURCE, "--dtype")
+    return spec
 
 
 def _set_rate(plain: dict[str, Any], question: Question, workload: Workload) -> float:

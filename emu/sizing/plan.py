@@ -12,10 +12,11 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from emu.catalogue.checkpoints import split_name
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
-from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.schema import Config, ModelTable, SchedulerTable, VllmTable
 from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.process.exits import open_console
@@ -359,7 +360,7 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
     if config.scheduler.policy == "vllm":
         roles = roles_of(config)
         lines = [f"# {one.role}, {one.numbers} of them\n{shlex.join(one.flags)}\n" for one in roles]
-        files["vllm.txt"] = "\n".join(lines)
+        files["vllm.txt"] = f"# {_checkpoint(config.model, answer)}\n" + "\n".join(lines)
         files["kubernetes.yaml"] = kubernetes(config, roles, answer.model)
         files["dynamo.yaml"] = dynamo(roles, answer.model)
         files["llm-d.yaml"] = llm_d(roles, answer.model)
@@ -372,6 +373,14 @@ def _scheduler_of(config: Config, group: int) -> SchedulerTable:
     """The scheduler of a group, with the defaults of its engine on its GPU."""
     plan = make_plan(config)
     return next((r.scheduler for r in plan.replicas if r.group == group), config.scheduler)
+
+
+def _checkpoint(table: ModelTable, answer: Answer) -> str:
+    """The types that the plan rests on, and whether the named checkpoint has them."""
+    told = f"{answer.model}: {answer.weights}"
+    if table.dtype in ("auto", *_PLAIN, *_QUANTIZED) or split_name(answer.model)[1]:
+        return told
+    return f"{told}; vLLM does not quantize so while loading: name a checkpoint that is stored so"
 
 
 def vllm_flags(config: Config, group: int) -> list[str]:
@@ -438,7 +447,7 @@ def write_page(answer: Answer, directory: Path) -> Path:
     flags = directory / "vllm.txt"
     text = page(
         "plan.html",
-        title=f"emu: plan for {answer.model}",
+        title=f"emu: plan for {answer.model} ({answer.weights})",
         charts=_charts(answer),
         facts=[f"{answer.rate_per_s:g} requests/s", *answer.objectives, f"{answer.runs} runs"],
         best=answer.rows[0].label,

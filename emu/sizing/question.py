@@ -19,7 +19,7 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec, lookup_gpu
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import UNITS, ModelSpec
 from emu.config.names import did_you_mean, toml_text
 from emu.config.presets import PRESETS, WORKLOADS
 from emu.errors import InputError
@@ -318,8 +318,6 @@ def plain_config(
 
 MODES: Final = ("colocated", "disaggregated")
 _FLOP_PER_PARAMETER: Final = 2
-_FASTEST: Final = ("bfloat16", "fp8", "int8", "mxfp4")
-"""Types of which the fastest counts as a GPU's peak, whatever the weights are."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -559,7 +557,7 @@ def replicas_min(
         return least
     tables = sizes.embedding_params(model) + sizes.head_params(model)
     per_token = _FLOP_PER_PARAMETER * (sizes.active_parameter_count(model) - tables)
-    peak = gpus * max(gpu.spec.peak_flops(dtype) for dtype in _FASTEST)
+    peak = gpus * max(gpu.spec.peak_flops(dtype) for dtype in UNITS)
     for objective in objectives:
         if objective.metric != "ttft":
             continue

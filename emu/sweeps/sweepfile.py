@@ -24,8 +24,9 @@ from emu.config.check import line_of, locate
 from emu.config.names import nearest, unknown_key
 from emu.config.schema import doc
 from emu.errors import InputError
+from emu.features.registry import all_features
 from emu.process.prepared import prepared
-from emu.report.summary import Summary
+from emu.report.summary import Summary, plain_summary
 
 # --- conditions on the figures of a run: "p99_ttft_ms < 2000" -------------------------------------
 Figures = Mapping[str, Any]
@@ -98,7 +99,9 @@ def figure_names() -> tuple[list[str], list[str]]:
     known: list[str] = []
     open_ended: list[str] = []
     _collect(inspect.type_info(Summary), "", known, open_ended)
-    return known, open_ended
+    open_ended.remove("features")  # each stands for itself
+    sections = [feature.section for feature in all_features() if feature.section]
+    return known, [*open_ended, *sections]
 
 
 def _collect(kind: inspect.Type, prefix: str, known: list[str], open_ended: list[str]) -> None:
@@ -119,8 +122,7 @@ def _collect(kind: inspect.Type, prefix: str, known: list[str], open_ended: list
 def figures_of(summary: Summary) -> dict[str, Any]:
     """All figures of a summary by dotted name."""
     figures: dict[str, Any] = {}
-    plain: dict[str, Any] = msgspec.to_builtins(summary)
-    for name, value in plain.items():
+    for name, value in plain_summary(summary).items():
         if name in _LEFT_OUT:
             continue
         if isinstance(value, dict):

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.config.load import load_config
 from emu.config.names import json_object, read_input
@@ -287,7 +288,7 @@ def _described(case: Case, profiles: Path | None, gpu: str) -> str:
     lines = [
         "[model]",
         f"name = {json.dumps(model.name)}",
-        f"dtype = {json.dumps(dtype)}",
+        f"dtype = {json.dumps(weights_under(model, str(dtype)))}",
         f"kv_cache_dtype = {json.dumps(kv_dtype)}",
         "",
         "[[nodes]]",

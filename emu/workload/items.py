@@ -116,7 +116,7 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     model: str = ""
     """What the client asks for; empty = whatever is served."""
     acceptance_rate: float = -1.0
-    """Speculative decoding: chance of a draft to be accepted; -1 = as the scheduler says."""
+    """Chance of a draft to be accepted; -1 = as the scheduler says."""
     adapter: str = ""
     """LoRA adapter; empty = the model alone."""
     replica: int = -1

@@ -400,10 +400,17 @@ class Facts(msgspec.Struct):
     """Tokens of the largest image."""
     names_models: bool = False
     """Some line says which model it is for."""
+
     is_sorted: bool = True
     first_ns: int = 0
     """In the file's own time."""
     last_ns: int = -1
+
+    @property
+    def asks(self) -> list[str]:
+        """What requests ask of features of the engine."""
+        asked = {"adapter": bool(self.adapter), "image": self.images > 0}
+        return [name for name, is_asked in asked.items() if is_asked]
 
 
 class Workload:
@@ -435,11 +442,6 @@ class Workload:
     def count(self) -> int:
         """Requests, sub-requests included."""
         return self.facts.requests
-
-    @property
-    def adapter(self) -> str:
-        """The first LoRA adapter that a request names; empty = none does."""
-        return self.facts.adapter
 
     @property
     def has_prefixes(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import pytest
 
 from emu.autoscale.loads import HostCache, HostMemory
 from emu.config.schema import AutoscaleTable
@@ -69,3 +72,34 @@ def test_the_copy_used_longest_ago_makes_room() -> None:
     third.loaded(0, 3, 2 * S)
     assert [copies.holds(0, 3 * S) for copies in (first, second, third)] == [False, True, True]
     assert (first.evictions, second.evictions, third.evictions) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("from_load", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_are_those_of_a_recount_of_every_machine(seed: int, *, from_load: bool) -> None:
+    """Sampled on a grid on which every event falls: a copy is held up to the next sample or not."""
+    rng = random.Random(seed)
+    machines, step_ns = range(4), S // 2
+    table = AutoscaleTable(
+        executor="serverless",
+        loader="cache",
+        host_cache_ttl_s=rng.choice([0.5, 2.0, 5.0]),
+        faithful=["cache_ttl_from_load"] if from_load else [],
+    )
+    copies = HostCache(table, machines, 10)
+    held_ns = most = 0
+    for step in range(120):
+        now_ns = step * step_ns
+        if rng.random() < 0.5:
+            machine = rng.choice(machines)
+            event = rng.choice(["loaded", "loaded", "unloaded", "unloaded", "lose"])
+            if event == "lose":
+                copies.lose(machine, now_ns)
+            else:
+                getattr(copies, event)(machine, 2 * machine + rng.randrange(2), now_ns)
+        held = sum(copies.holds(machine, now_ns) for machine in machines)
+        most = max(most, held)
+        held_ns += held * step_ns
+    end_ns = 120 * step_ns
+    assert copies.bytes_max == 10 * most, f"{seed=}"
+    assert copies.mean_bytes(end_ns) == 10 * held_ns / end_ns, f"{seed=}"

@@ -36,7 +36,7 @@ def test_far_fuller_than_the_mean_is_hot_but_never_all_with_room(
     assert hot_replicas(rows, factor=1.2, min_use=0.1) == hot
 
 
-class Scheduler:
+class Figures:
     blocks_total = 100
 
     def __init__(self, used: int) -> None:
@@ -48,12 +48,11 @@ class Decoding:
 
     def __init__(self, number: int, used: int, state: S = S.DECODE) -> None:
         self.replica_id, self.state = number, state
-        self.scheduler = Scheduler(used)
+        self.figures = Figures(used)
         self.lock = Lock(lambda call: call(), f"replica {number}")
-        self.settled = 0
 
-    def settle(self) -> None:
-        self.settled += 1
+    def view(self) -> Figures:
+        return self.figures
 
 
 class Clock:
@@ -89,7 +88,7 @@ def test_a_hot_replica_is_closed_once_and_opened_when_it_has_cooled() -> None:
     assert bench.told == [(0, True)]
     assert bench.rejecter.rejections == 1
     assert bench.holders()[0] == HOLDER
-    bench.replicas[0].scheduler.blocks_used = 10
+    bench.replicas[0].figures.blocks_used = 10
     bench.rejecter.apply()
     assert bench.told == [(0, True), (0, False)]
     assert not bench.replicas[0].lock.is_held
@@ -99,7 +98,7 @@ def test_a_hot_replica_is_closed_once_and_opened_when_it_has_cooled() -> None:
 def test_one_opens_while_another_closes_and_one_that_decodes_no_more_opens() -> None:
     bench = Bench(90, 10)
     bench.rejecter.apply()
-    bench.replicas[0].scheduler.blocks_used, bench.replicas[1].scheduler.blocks_used = 10, 90
+    bench.replicas[0].figures.blocks_used, bench.replicas[1].figures.blocks_used = 10, 90
     bench.rejecter.apply()
     assert bench.told == [(0, True), (0, False), (1, True)]
     bench.replicas[1].state = S.SHUTTING_DECODE

@@ -370,6 +370,42 @@ def test_the_pod_autoscaler_waits_out_its_window_before_it_shrinks() -> None:
     assert ask(301, 10) == -3
 
 
+def test_the_pod_autoscaler_keeps_what_is_there_when_it_starts() -> None:
+    """recordInitialRecommendation: the present number counts as recommended just before."""
+    table = AutoscaleTable(
+        planner="hpa", target_value=10, scale_down_stabilization_s=300, max_replicas=10
+    )
+    planner = HpaPlanner(table)
+    views = tuple(view(i, S.COLOCATED) for i in range(4))
+
+    def ask(at_s: int, outstanding: int) -> int:
+        snapshot = Snapshot(now_ns=at_s * 10**9, replicas=views, outstanding=outstanding)
+        return planner.decide(snapshot).colocated
+
+    assert ask(7, 10) == 0
+    assert planner.wake_ns(Snapshot(now_ns=7 * 10**9, replicas=views)) == 307 * 10**9
+    assert ask(306, 10) == 0
+    assert ask(307, 10) == -3
+
+
+def test_the_pod_autoscaler_without_a_window_shrinks_at_its_first_look() -> None:
+    table = AutoscaleTable(
+        planner="hpa", target_value=10, scale_down_stabilization_s=0, max_replicas=10
+    )
+    views = tuple(view(i, S.COLOCATED) for i in range(4))
+    snapshot = Snapshot(now_ns=0, replicas=views, outstanding=10)
+    assert HpaPlanner(table).decide(snapshot).colocated == -3
+
+
+def test_more_replicas_than_allowed_shrink_at_once_whatever_the_window() -> None:
+    table = AutoscaleTable(
+        planner="hpa", target_value=10, scale_down_stabilization_s=300, max_replicas=3
+    )
+    views = tuple(view(i, S.COLOCATED) for i in range(4))
+    snapshot = Snapshot(now_ns=0, replicas=views, outstanding=10)
+    assert HpaPlanner(table).decide(snapshot).colocated == -1
+
+
 def test_the_pod_autoscaler_grows_to_the_least_that_was_wanted_in_its_window() -> None:
     table = AutoscaleTable(
         planner="hpa", target_value=10, scale_up_stabilization_s=60, max_replicas=20
@@ -381,8 +417,9 @@ def test_the_pod_autoscaler_grows_to_the_least_that_was_wanted_in_its_window() -
         snapshot = Snapshot(now_ns=at_s * 10**9, replicas=views, outstanding=outstanding)
         return planner.decide(snapshot).colocated
 
-    assert ask(0, 60) == 2
-    assert ask(15, 120) == 2, "six were enough a moment ago"
+    assert ask(0, 60) == 0, "four were enough until now"
+    assert ask(59, 120) == 0
+    assert ask(60, 120) == 2, "six were enough a moment ago"
     assert ask(61, 120) == 8
     assert ask(70, 43) == 0, "within the tolerance of a tenth"
     assert ask(140, 45) == 1

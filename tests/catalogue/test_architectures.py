@@ -131,7 +131,7 @@ def test_speculation_lengthens_the_convolution_of_a_state():
     spec = model_from_file(CONFIGS / "Qwen3-Next-80B-A3B-Instruct.json")
     layer = spec.layer(0)
     assert sizes.layer_state_bytes(spec, layer) == 1_097_728
-    assert sizes.layer_state_bytes(spec, layer, speculative_tokens=2) == 1_130_496
+    assert sizes.layer_state_bytes(spec, layer, draft_tokens=2) == 1_130_496
 
 
 def llama(**keys):

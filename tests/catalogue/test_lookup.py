@@ -94,3 +94,8 @@ def test_narrow_weights_run_at_half_precision_where_units_are_missing():
     assert a100.peak_flops("int8") == 624e12
     assert h100.peak_flops("fp8") == 1978.9e12
     assert h100.peak_flops("mxfp4") == h100.peak_flops("float16")
+    assert h100.peak_flops("fp8_block") == h100.peak_flops("fp8")
+    b200 = lookup_gpu("B200")
+    assert b200.peak_flops("nvfp4") == b200.peak_flops("mxfp4") == 9000e12
+    assert b200.peak_flops("nvfp4_wo") == b200.peak_flops("int4") == 2250e12
+    assert (h100.units("nvfp4"), b200.units("nvfp4")) == ("half", "fp4")

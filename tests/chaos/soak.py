@@ -17,11 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
-
 from emu.chaos.draws import draw_train, ground_of
 from emu.chaos.invariants import validate_world
-from emu.chaos.trial import CheckingKernel
+from emu.chaos.trial import Checker
 from emu.cluster.audit import leaks
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
@@ -29,6 +27,8 @@ from emu.cluster.recorder import Recorder
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
+from emu.kernel.clock import Kernel
+from emu.kernel.life import completed
 from emu.rng import rng_stream
 from emu.runs.runner import prepare
 
@@ -119,25 +119,23 @@ class Soak:
         self.samples: list[int] = []
         self.started_s = time.process_time()
 
-    async def run(self) -> tuple[Cluster, Outcome, CheckingKernel]:
+    async def run(self) -> tuple[Cluster, Outcome, Checker]:
         """To the end."""
         config = self.config
         plan, workload = prepare(config, "soak")
         recorder = Recorder(self.directory, config.output)
-        kernel = CheckingKernel(
-            every=self.every, events_per_instant_max=config.limits.events_per_instant
-        )
+        kernel = Kernel(events_per_instant_max=config.limits.events_per_instant)
         cluster = Cluster(
             plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
         )
-        kernel.check = lambda: self._check(cluster, kernel)
+        checker = Checker(kernel, self.every, lambda quiet: self._check(cluster, kernel, quiet))
         self._span_ns = workload.last_arrival_ns
         outcome = await cluster.run()
         recorder.close()
         recorder.requests.finish(partial=outcome.error is not None)
-        return cluster, outcome, kernel
+        return cluster, outcome, checker
 
-    def _check(self, cluster: Cluster, kernel: CheckingKernel) -> list[str]:
+    def _check(self, cluster: Cluster, kernel: Kernel, is_quiet: bool) -> list[str]:
         if kernel.now_ns * PARTS >= (len(self.samples) + 1) * self._span_ns:
             gc.collect()
             self.samples.append(resident_bytes())
@@ -147,7 +145,7 @@ class Soak:
                 f"{self.samples[-1] / 2**20:6.0f} MiB, {cpu_s:7.1f} s CPU",
                 flush=True,
             )
-        return validate_world(cluster, is_quiet=kernel.is_quiet)
+        return validate_world(cluster, is_quiet=is_quiet)
 
 
 def main() -> int:
@@ -162,7 +160,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="emu-soak-") as name:
         soak = Soak(given.requests, given.seed, given.every, Path(name), given.replicas)
         gc.disable()
-        cluster, outcome, kernel = anyio.run(soak.run, backend_options={"use_uvloop": True})
+        cluster, outcome, checker = completed(soak.run)
     error = outcome.error
     problems = [] if error is None else f"{type(error).__name__}: {error}".splitlines()
     if not problems:
@@ -177,7 +175,7 @@ def main() -> int:
     for problem in problems[:200]:
         print(problem)
     print(
-        f"{outcome.events:,} events, {kernel.checks:,} full recounts, {sum(struck.values()):,} faults, "
+        f"{outcome.events:,} events, {checker.checks:,} full recounts, {sum(struck.values()):,} faults, "
         f"{outcome.end_ns / 1e9:,.0f} s simulated, {time.process_time() - soak.started_s:.0f} s CPU, "
         f"memory {growth:+.1%}, digest {outcome.digest}: {len(problems)} problems"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import msgspec
 import pytest
 
 from emu.chaos.checker import Judge
-from emu.chaos.trial import CheckingKernel, Verdict, run_world
+from emu.chaos.trial import Checker, Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD
+from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD, Kernel
+from emu.kernel.life import completed
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 
@@ -179,19 +179,17 @@ def test_a_world_is_looked_at_between_timers_of_different_instants() -> None:
     """A kernel may pass timers by a shorter way, but not one that checks."""
     seen: list[int] = []
 
-    async def run() -> CheckingKernel:
-        kernel = CheckingKernel(every=3)
+    kernel = Kernel()
 
-        def check() -> list[str]:
-            seen.append(kernel.now_ns)
-            return []
+    def check(is_quiet: bool) -> list[str]:
+        assert is_quiet
+        seen.append(kernel.now_ns)
+        return []
 
-        kernel.check = check
-        for at_ns in range(10, 91, 10):
-            kernel.call_at(at_ns, PRIORITY_WORLD, lambda: None)
-        kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
-        await kernel.run()
-        return kernel
-
-    assert asyncio.run(run()).checks == 3
+    checker = Checker(kernel, 3, check)
+    for at_ns in range(10, 91, 10):
+        kernel.call_at(at_ns, PRIORITY_WORLD, lambda: None)
+    kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
+    completed(kernel.run)
+    assert checker.checks == 3
     assert seen == [20, 50, 80]

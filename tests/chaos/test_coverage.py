@@ -31,7 +31,7 @@ def test_no_key_on_the_list_is_drawn_or_unknown() -> None:
 def test_keys_are_found_in_unions_lists_and_inline_tables() -> None:
     tables: dict[str, Any] = {
         "latency": {"backend": "linear", "base_us": 1.0},
-        "scheduler": {"block_size": 1, "speculative_config": {"method": "ngram"}},
+        "scheduler": {"block_size": 1, "prefix_caching": False},
         "nodes": [{"gpus": 1}, {"gpu": {"sm_count": 3}}, {"gpu": "H100"}],
         "faults": [{"at_s": 0.0, "kind": "straggler", "factor": 2.0}],
     }
@@ -41,7 +41,7 @@ def test_keys_are_found_in_unions_lists_and_inline_tables() -> None:
         "latency.base_us",
         "scheduler.policy=vllm",
         "scheduler.block_size",
-        "scheduler.speculative_config.method",
+        "scheduler.prefix_caching",
         "nodes.gpus",
         "nodes.gpu",
         "nodes.gpu.sm_count",

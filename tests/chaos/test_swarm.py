@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from emu.chaos import campaign as campaigns
-from emu.chaos.campaign import CHANGES, Job, Totals, campaign, read_world, run_job
+from emu.chaos.campaign import Job, campaign, read_world, run_job
+from emu.chaos.totals import CHANGES, Totals
 from emu.chaos.trial import STRIKES, Verdict, run_world
 from emu.chaos.worlds import draw_world
 from emu.config.faultkinds import FAULT_KINDS
@@ -102,7 +103,7 @@ def test_without_a_terminal_a_campaign_says_where_it_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also before its first seed is through; nothing if it was not asked for."""
-    monkeypatch.setattr(campaigns, "_TOLD_EVERY_S", 0.001)
+    monkeypatch.setattr(campaigns, "TOLD_EVERY_S", 0.001)
     campaign([Job(3)], processes=1)
     assert capsys.readouterr().err == ""
     campaign([Job(3)], processes=1, progress=True)

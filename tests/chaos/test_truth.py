@@ -10,6 +10,7 @@ import pytest
 
 import emu.chaos.trial as trial
 from emu.chaos.trial import truth_of
+from emu.chaos.truth.transfers import Fluid, Stream
 from emu.chaos.worlds import World
 
 Records = list[dict[str, Any]]
@@ -216,3 +217,48 @@ def _find(run: Judged, change: Callable[[Records], None], finding: str) -> None:
     changed = copy.deepcopy(records)
     change(changed)
     assert any(line.startswith(finding) for line in truth_of(config, plan, changed))
+
+
+LONG: dict[str, Any] = {
+    "seed": 1,
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "nodes": [{"gpus": 1, "gpu": "A100-SXM4-80GB"}],
+    "latency": {
+        "backend": "linear",
+        "base_us": 20000.0,
+        "per_token_us": 50.0,
+        "per_context_token_us": 0.1,
+    },
+}
+LONG_LINES = [
+    {"arrival_time_ns": 300_000_000 * i, "input_toks": 30 + i, "output_toks": 2200}
+    for i in range(50)
+]
+
+
+def test_percentiles_of_many_gaps_are_held_to_their_stated_error() -> None:
+    """Beyond 100,000 gaps: mean, deviation and maximum to the last digit, percentiles in 2^-11."""
+    judged = _judged(LONG, LONG_LINES)
+    _, _, _, (_, summary) = judged
+    assert summary["itl_samples"] > 100_000
+    for name, factor in (("p90", 1.001), ("std", 1.00001), ("mean", 1.00001), ("max", 1.00001)):
+        config, plan, records, (rows, said) = copy.deepcopy(judged)
+        said[f"{name}_itl_ms"] *= factor
+        problems = truth_of(config, plan, records, rows, said)
+        assert len(problems) == 1
+        assert problems[0].startswith(f"T4: {name}_itl_ms is ")
+
+
+def test_a_hop_that_follows_faster_ones_ends_when_its_own_link_lets_it() -> None:
+    """Seven NVLink hops between two NICs: the last one starts eight lags late, and never waits."""
+    rates = {"nic.out": 12.5e9, **{f"nvlink{i}": 200e9 for i in range(7)}, "nic.in": 12.5e9}
+    lag, size = 1_000_000, 1_000_000_000
+    fluid, streams = Fluid(), list[Stream]()
+    for number, (link, bytes_per_s) in enumerate(rates.items()):
+        fluid.set_rate(link, bytes_per_s)
+        feeder = streams[-1] if streams else None
+        streams.append(Stream(number, (link,), float(size), feeder, float(lag)))
+    fluid.start(streams)
+    ends = {stream.transfer: at_ns for at_ns, stream in fluid.advance(10**9)}
+    assert ends[0] == 80_000_000
+    assert abs(ends[8] - (80_000_000 + 8 * 80_000)) <= 8

@@ -78,3 +78,32 @@ def test_iterations_larger_than_what_was_profiled(
         said = capsys.readouterr().err
         assert ("profiled up to 2,048 tokens and 256 sequences" in said) is is_beyond
         assert said.count("warning") == is_beyond
+
+
+def test_types_of_weights_and_kv_stand_in_the_facts_and_in_the_runs_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[model]\nname = "Qwen/Qwen3-32B-FP8"\nkv_cache_dtype = "fp8"\n[[nodes]]\ngpu = "H100"\n'
+        "[workload.synthetic]\nrequests = 2\n"
+    )
+    column = next(iter(facts(make_plan(load_config(path))).values()))
+    assert column["model"].startswith("Qwen/Qwen3-32B-FP8 ")
+    assert (column["type of weights"], column["type of KV"]) == ("fp8_block", "fp8")
+    assert main(["run", str(path), "-o", str(tmp_path / "out"), "--no-report"]) == 0
+    assert "model: Qwen/Qwen3-32B-FP8, weights fp8_block, KV fp8" in capsys.readouterr().out
+    gpt = load_config(path, ["model.name=openai/gpt-oss-20b"])
+    column = next(iter(facts(make_plan(gpt)).values()))
+    assert column["type of weights"] == "mxfp4, partly bfloat16"
+
+
+def test_a_type_that_contradicts_the_name_is_refused_and_a_short_one_gets_its_long_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[model]\nname = "Qwen/Qwen3-32B-FP8"\n[workload.synthetic]\nrequests = 2\n')
+    assert main(["validate", str(path), "--set", "model.dtype=int4"]) == 2
+    assert "model.dtype: int4 contradicts the name 'Qwen/Qwen3-32B-FP8'" in capsys.readouterr().err
+    assert main(["validate", str(path), "--set", "model.dtype=fp16"]) == 2
+    assert 'did you mean "float16"?' in capsys.readouterr().err

@@ -140,7 +140,6 @@ def test_an_empty_iterator_in_a_scheduler_is_its_own_fault(
         ("autoscale.planner=builtins:dict", "builtins:dict lacks decide"),
         ("router.admission=builtins:str", "builtins:str lacks admit"),
         ("router.decode_policy=builtins:str", "builtins:str lacks choose"),
-        ("scheduler.eviction=builtins:str", "builtins:str lacks choose"),
         ("scheduler.policy=builtins:str", "derive it from emu.scheduling.base.Scheduler"),
         ("migration.policy=builtins:str", "without migration.rebalance = true"),
         ("latency.backend=builtins:eval", "is a function, expected a class"),

@@ -94,6 +94,9 @@ def test_a_replica_is_followed_through_its_states(tmp_path: Path) -> None:
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     check_schema(events)
     assert {e["event"] for e in events} >= {"plan.made", "load.completed", "batch.ended"}
+    actors = [e["actor"] for e in events if e["event"] == "actor.started"]
+    assert {"replica 0", "replica 7", "gateway"} <= set(actors)
+    assert len(actors) == len(set(actors))
     assert sum(e["event"] == "request.queued" for e in events) == 60  # a common queue
     states = {e["replica_id"]: e["state"] for e in events if e["event"] == "replica.started"}
     assert sorted(states) == list(range(8))

@@ -191,3 +191,39 @@ def test_some_published_runs_are_as_close_as_the_page_says() -> None:
     assert found.overall.median["e2e"] < 5
     assert abs(found.overall.worst["e2e"]) < 12
     assert found.overall.median["ttft"] < 9
+
+
+def test_runs_that_cannot_be_emulated_are_listed_and_the_others_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = {
+        "rate_per_s": 2,
+        "duration_s": 2,
+        "ttft_ms": LATENCIES,
+        "e2e_ms": {"mean": 130.0, "p99": 200.0},
+    }
+    short = {"stages": [stage]}
+    place = directory(
+        tmp_path,
+        entry("unknown-model", "acme/nothing-7B", **short),
+        entry("good", **short),
+        entry("unknown-engine", engine="vLLM 0.3.0", **short),
+        entry("unknown-gpu", gpu="ZX81", **short),
+    )
+    assert call(["fidelity", str(place), "--json", "-j", "1", "--seeds", "1"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert {row["run_id"] for row in document["rows"]} == {"good"}
+    left_out = {run["run_id"]: run["reason"] for run in document["left_out"]}
+    assert set(left_out) == {"unknown-model", "unknown-engine", "unknown-gpu"}
+    assert "unknown model 'acme/nothing-7B'" in left_out["unknown-model"]
+    assert "unknown GPU 'ZX81'" in left_out["unknown-gpu"]
+    assert 'vllm "0.3" is not modeled' in left_out["unknown-engine"]
+    for name in left_out:
+        assert f"left out: {name}: " in err
+
+
+def test_a_directory_of_unknown_models_alone_is_refused(tmp_path: Path) -> None:
+    place = directory(tmp_path, entry("a", "acme/nothing-7B"))
+    with pytest.raises(InputError, match="unknown model 'acme/nothing-7B'"):
+        call(["fidelity", str(place)])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 
 from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
+from emu.kernel.life import completed
 
 
 class Scripted(Actor):
@@ -40,17 +41,18 @@ class Scripted(Actor):
         return super().align(now_ns) if self._align is None else self._align(now_ns)
 
 
-def run(build: Callable[[Kernel], Awaitable[None] | None], **options: int) -> Kernel:
+def run(build: Callable[[Kernel], None], make: type[Kernel] = Kernel, **options: int) -> Kernel:
     """Build a world in a fresh kernel and run it to its end."""
     kept: list[Kernel] = []
 
     async def main() -> None:
-        kernel = Kernel(**options)  # type: ignore[arg-type]
+        kernel = make(**options)
         kept.append(kernel)
-        made = build(kernel)
-        if made is not None:
-            await made
+        build(kernel)
         await kernel.run()
 
-    anyio.run(main, backend_options={"use_uvloop": True})
+    if make is Kernel:
+        completed(main)
+    else:
+        anyio.run(main, backend_options={"use_uvloop": True})
     return kept[0]

@@ -1,4 +1,4 @@
-"""How messages reach actors: one queue, one timer each, and the same order in line and by task."""
+"""How messages reach actors: one queue, one timer each, the same order on both event loops."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import pytest
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
 from emu.kernel.clock import AGAIN, AT_DUE, PARK, PRIORITY_WORLD, Kernel
+from emu.kernel.tasks import TaskKernel
+from emu.runs import runner
 from tests.kernel.scripted import Scripted, run
 
-BOTH = pytest.mark.parametrize("is_inline", [True, False])
+BOTH = pytest.mark.parametrize("make", [Kernel, TaskKernel])
 
 
 @BOTH
-def test_steps_come_when_they_are_due(is_inline: bool) -> None:
+def test_steps_come_when_they_are_due(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
         kernel.start(Scripted(kernel, "a", told, [10, 20, 35]))
         kernel.call_at(50, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "a10", "a20", "a35"]
 
 
 @BOTH
-def test_a_message_brings_the_step_forward_to_where_align_says_once(is_inline: bool) -> None:
+def test_a_message_brings_the_step_forward_to_where_align_says_once(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -37,12 +39,12 @@ def test_a_message_brings_the_step_forward_to_where_align_says_once(is_inline: b
         kernel.call_at(40, PRIORITY_WORLD, lambda: actor.post("y"))
         kernel.call_at(300, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "a41xy", "a200"]
 
 
 @BOTH
-def test_an_aligned_message_never_puts_a_step_off(is_inline: bool) -> None:
+def test_an_aligned_message_never_puts_a_step_off(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -51,12 +53,12 @@ def test_an_aligned_message_never_puts_a_step_off(is_inline: bool) -> None:
         kernel.call_at(40, PRIORITY_WORLD, lambda: actor.post("x"))
         kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "a50x"]
 
 
 @BOTH
-def test_a_message_waits_for_the_timer_that_is_set(is_inline: bool) -> None:
+def test_a_message_waits_for_the_timer_that_is_set(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -65,12 +67,14 @@ def test_a_message_waits_for_the_timer_that_is_set(is_inline: bool) -> None:
         kernel.call_at(40, PRIORITY_WORLD, lambda: actor.post("x"))
         kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "a70x"]
 
 
 @BOTH
-def test_a_parked_actor_takes_its_step_after_the_sender_has_come_to_rest(is_inline: bool) -> None:
+def test_a_parked_actor_takes_its_step_after_the_sender_has_come_to_rest(
+    make: type[Kernel],
+) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -85,12 +89,12 @@ def test_a_parked_actor_takes_its_step_after_the_sender_has_come_to_rest(is_inli
         kernel.call_at(40, PRIORITY_WORLD, lambda: told.append("later"))
         kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "sent", "a40x", "later"]
 
 
 @BOTH
-def test_actors_step_in_the_order_in_which_they_were_woken(is_inline: bool) -> None:
+def test_actors_step_in_the_order_in_which_they_were_woken(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -105,12 +109,14 @@ def test_actors_step_in_the_order_in_which_they_were_woken(is_inline: bool) -> N
         kernel.call_at(40, PRIORITY_WORLD, send)
         kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "b0", "c0", "b40", "a40", "c40"]
 
 
 @BOTH
-def test_a_step_that_wants_to_go_on_takes_its_place_behind_those_that_wait(is_inline: bool) -> None:
+def test_a_step_that_wants_to_go_on_takes_its_place_behind_those_that_wait(
+    make: type[Kernel],
+) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -120,12 +126,12 @@ def test_a_step_that_wants_to_go_on_takes_its_place_behind_those_that_wait(is_in
         kernel.call_at(40, PRIORITY_WORLD, lambda: (kernel.wake(one), kernel.wake(other)))
         kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "b0", "a40", "b40", "a40"]
 
 
 @BOTH
-def test_an_interrupt_voids_the_timer_and_steps_now(is_inline: bool) -> None:
+def test_an_interrupt_voids_the_timer_and_steps_now(make: type[Kernel]) -> None:
     told: list[str] = []
 
     def build(kernel: Kernel) -> None:
@@ -134,7 +140,7 @@ def test_an_interrupt_voids_the_timer_and_steps_now(is_inline: bool) -> None:
         kernel.call_at(40, PRIORITY_WORLD, lambda: kernel.interrupt(actor))
         kernel.call_at(200, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     assert told == ["a0", "a40"]
 
 
@@ -153,7 +159,7 @@ def test_what_an_actor_sends_itself_in_its_step_is_seen_in_that_step() -> None:
 
 @BOTH
 @pytest.mark.parametrize("left", [5, 1, 0])
-def test_a_row_is_woken_as_far_as_there_is_something_left(left: int, is_inline: bool) -> None:
+def test_a_row_is_woken_as_far_as_there_is_something_left(left: int, make: type[Kernel]) -> None:
     """In the order of waking all of them, before those that were woken later."""
     told: list[str] = []
 
@@ -179,25 +185,19 @@ def test_a_row_is_woken_as_far_as_there_is_something_left(left: int, is_inline: 
         kernel.call_at(40, PRIORITY_WORLD, offer)
         kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
-    run(build, is_inline=is_inline)
+    run(build, make)
     woken = {5: ["a40", "b40", "c40", "late40", "d41"], 1: ["a40", "late40", "d41"], 0: []}
     assert told[6:] == woken[left]
 
 
-@pytest.mark.doubles
 @pytest.mark.parametrize("seed", [4, 7, 23, 28, 41, 213])
-def test_worlds_are_the_same_in_line_and_by_task(
+def test_worlds_are_the_same_with_actors_as_tasks(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Result files, and the digest of all instants."""
     found = []
-    started = Kernel.__init__
-    for is_inline in (True, False):
-
-        def make(kernel: Kernel, is_inline: bool = is_inline, **options: int) -> None:
-            started(kernel, **{**options, "is_inline": is_inline})  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Kernel, "__init__", make)
+    for as_tasks in (False, True):
+        monkeypatch.setattr(runner, "asks_outside", lambda plan, as_tasks=as_tasks: as_tasks)
         verdict = run_world(draw_world(seed), seed, every=10**9, leaps=(True,))
         found.append((verdict.digest, verdict.kernel_digest, verdict.events, verdict.problems))
     assert found[0] == found[1]

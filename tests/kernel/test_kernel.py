@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
+from functools import partial
 
 import anyio
 import pytest
 
 from emu.errors import Deadlock, LimitReached, Zeno
-from emu.kernel.clock import PRIORITY_CONTROL, PRIORITY_WORLD, Kernel
+from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.life import completed
+from emu.kernel.tasks import TaskKernel
 from emu.kernel.wallclock import WallKernel
 from tests.kernel.scripted import Scripted, run
 
@@ -133,30 +137,113 @@ def test_two_actors_that_keep_each_other_busy_at_one_instant_are_zeno() -> None:
 
 
 def test_the_limit_of_simulated_time_is_a_typed_error() -> None:
-    async def main() -> None:
-        kernel = Kernel()
-        kernel.start(Scripted(kernel, "a", [], [400, 800, 1_200, 1_600]))
-        with pytest.raises(LimitReached):
-            await kernel.run(limit_ns=1_000)
-        assert kernel.now_ns == 1_000
-
-    anyio.run(main, backend_options={"use_uvloop": True})
+    kernel = Kernel()
+    kernel.start(Scripted(kernel, "a", [], [400, 800, 1_200, 1_600]))
+    with pytest.raises(LimitReached):
+        completed(partial(kernel.run, limit_ns=1_000))
+    assert kernel.now_ns == 1_000
 
 
-def test_time_stands_still_while_the_real_world_is_awaited() -> None:
+class Asking(Actor):
+    """Asks the world outside in its first step, and goes on with the answer."""
+
+    def __init__(self, kernel: Kernel, seen: list[tuple[str, int]]) -> None:
+        super().__init__(kernel, "asking", PRIORITY_WORLD)
+        self.seen = seen
+
+    async def live(self) -> None:
+        await asyncio.sleep(0.02)
+        self.seen.append(("answer", self.kernel.now_ns))
+        self.next_ns = PARK
+        await self.turn
+
+
+def test_time_stands_still_while_an_actor_awaits_the_real_world() -> None:
     seen: list[tuple[str, int]] = []
 
     def build(kernel: Kernel) -> None:
-        async def ask() -> None:
-            await asyncio.sleep(0.02)
-            seen.append(("answer", kernel.now_ns))
-
-        kernel.spawn(ask(), name="ask")
+        kernel.start(Asking(kernel, seen))
         kernel.call_at(10, PRIORITY_WORLD, lambda: seen.append(("timer", kernel.now_ns)))
         kernel.call_at(20, PRIORITY_WORLD, kernel.stop)
 
-    run(build)
+    run(build, TaskKernel)
     assert seen == [("answer", 0), ("timer", 10)]
+
+
+def test_a_kernel_without_tasks_says_that_it_waits_for_nothing_outside() -> None:
+    def build(kernel: Kernel) -> None:
+        kernel.start(Asking(kernel, []))
+
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        run(build)
+
+
+class Seen(Actor):
+    """Says in its step whether its own coroutine runs."""
+
+    def __init__(self, kernel: Kernel, name: str, told: list[str]) -> None:
+        super().__init__(kernel, name, PRIORITY_WORLD)
+        self.told = told
+
+    def tick(self) -> int:
+        assert inspect.iscoroutine(self.life)
+        assert self.life.cr_running
+        self.told.append(self.name)
+        return PARK
+
+
+@pytest.mark.parametrize("make", [Kernel, TaskKernel])
+def test_a_step_runs_inside_the_coroutine_of_its_actor(make: type[Kernel]) -> None:
+    told: list[str] = []
+
+    def build(kernel: Kernel) -> None:
+        for name in "ab":
+            kernel.start(Seen(kernel, name, told))
+        kernel.call_at(10, PRIORITY_WORLD, kernel.stop)
+
+    run(build, make)
+    assert told == ["a", "b"]
+
+
+def test_actors_are_tasks_with_their_names_that_end_with_the_run() -> None:
+    names: list[set[str]] = []
+
+    async def main() -> None:
+        kernel = TaskKernel()
+        for name in "ab":
+            kernel.start(Scripted(kernel, name, []))
+
+        def look() -> None:
+            names.append({task.get_name() for task in asyncio.all_tasks()})
+
+        kernel.call_at(10, PRIORITY_WORLD, look)
+        kernel.call_at(20, PRIORITY_WORLD, kernel.stop)
+        await kernel.run()
+        look()
+
+    anyio.run(main, backend_options={"use_uvloop": True})
+    assert {"a", "b"} <= names[0]
+    assert not {"a", "b"} & names[1]
+
+
+def test_a_signal_handler_and_the_progress_of_the_run_have_their_turn_between_timers() -> None:
+    class Stopped(Exception):
+        pass
+
+    def build(kernel: Kernel) -> None:
+        kernel.start(Scripted(kernel, "a", [], list(range(1, 100_000))))
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                kernel.call_soon_threadsafe(kernel.fail, Stopped())
+
+        kernel.call_between(look)
+
+    with pytest.raises(Stopped):
+        run(build)
 
 
 def test_samples_see_the_end_of_their_instant_and_keep_nothing_alive() -> None:
@@ -172,8 +259,8 @@ def test_samples_see_the_end_of_their_instant_and_keep_nothing_alive() -> None:
     assert samples == [(100, 3), (200, 5)]
 
 
-@pytest.mark.parametrize("is_inline", [True, False])
-def test_an_exception_in_a_step_ends_the_run(is_inline: bool) -> None:
+@pytest.mark.parametrize("make", [Kernel, TaskKernel])
+def test_an_exception_in_a_step_ends_the_run(make: type[Kernel]) -> None:
     def fail() -> None:
         raise ValueError("planted")
 
@@ -181,12 +268,12 @@ def test_an_exception_in_a_step_ends_the_run(is_inline: bool) -> None:
         kernel.start(Scripted(kernel, "a", [], then=fail))
 
     with pytest.raises(ValueError, match="planted"):
-        run(build, is_inline=is_inline)
+        run(build, make)
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("is_inline", [True, False])
-def test_the_digest_depends_on_nothing_but_the_program(seed: int, is_inline: bool) -> None:
+@pytest.mark.parametrize("make", [Kernel, TaskKernel])
+def test_the_digest_depends_on_nothing_but_the_program(seed: int, make: type[Kernel]) -> None:
     def build(kernel: Kernel) -> None:
         actors: list[Scripted] = []
         for index in range(20):
@@ -212,7 +299,7 @@ def test_the_digest_depends_on_nothing_but_the_program(seed: int, is_inline: boo
             kernel.start(actor)
         kernel.call_at(2_000, PRIORITY_CONTROL, kernel.stop)
 
-    first, second = run(build, is_inline=True), run(build, is_inline=is_inline)
+    first, second = run(build), run(build, make)
     assert first.digest == second.digest
     assert first.events == second.events > 300
 

@@ -56,7 +56,7 @@ def test_layers_form_the_groups_that_vllm_forms(name, block_tokens, group_layers
         ("gpt-oss-20b", {}, 393_216),
         ("gpt-oss-20b", {"keep_windows": False}, 786_432),
         ("Qwen3-Next-80B-A3B-Instruct", {}, 13_369_344),
-        ("Qwen3-Next-80B-A3B-Instruct", {"speculative_tokens": 2}, 13_762_560),
+        ("Qwen3-Next-80B-A3B-Instruct", {"draft_tokens": 2}, 13_762_560),
         ("MiMo-V2-Flash", {}, 737_280),
         ("DeepSeek-V3.2", {}, 16 * 78_324),
     ],

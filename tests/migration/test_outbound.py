@@ -762,3 +762,17 @@ def test_a_split_batch_is_written_by_its_owner_alone() -> None:
     assert (made.survivors, made.second_id) == (None, -1)
     known = only(found, msg.Tell)
     assert (known.source_id, type(known.event)) == (2, msg.SecondKnown)
+
+
+@pytest.mark.doubles
+def test_tokens_that_wait_are_kept_not_added_up_at_each_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planners ask at each look, however much waits."""
+    made = outbound(destinations=[-1] * 50)
+    for number in range(50):
+        made.step(msg.PromptsDone(prompts(number), 100), 0)
+    counted = sum(r.prompt_tokens for batch in made.batches() for r in batch.requests)
+    assert counted > 0
+    monkeypatch.setattr(Outbound, "batches", None)
+    assert made.tokens == counted

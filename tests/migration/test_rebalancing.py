@@ -288,7 +288,7 @@ class Chosen:
             holder="watcher 0",
             policy="mine:Policy",
             are_alike=False,
-            own=OwnPlacement(self.policy, "mine:Policy"),
+            own=OwnPlacement(self.policy, "mine:Policy", None),
             see=view,
         )
 

@@ -197,6 +197,7 @@ class Traffic:
             outbound = watcher.outbound
             assert outbound.unfinished == len(outbound.batches()) + len(outbound.splits())
             held = [r for batch in outbound.batches() for r in batch.requests]
+            assert outbound.batch_tokens == sum(r.prompt_tokens for r in held)
             assert len(held) == len(set(map(id, held))), "a request is in two batches"
             kept = self.world.benches[source].scheduler.detached
             assert all(r in kept for r in held if not r.status.is_terminal)

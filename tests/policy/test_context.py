@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 import emu
@@ -149,32 +148,6 @@ def test_decode_placement_is_asked_with_those_that_have_room(tmp_path: Path) -> 
     assert set(waits["decode_instance_id"]) <= {0, 1}
 
 
-TIGHT = {"num_blocks": 500, "eviction": "last"}
-
-
-def test_eviction_chooses_who_starts_over(tmp_path: Path) -> None:
-    class Shortest:
-        def choose(self, needy: Any, candidates: Any) -> int:
-            lengths = [one.computed_tokens for one in candidates]
-            return lengths.index(min(lengths))
-
-    class Tail:
-        """What vLLM does."""
-
-        def choose(self, needy: Any, candidates: Any) -> int:
-            return len(candidates) - 1
-
-    tables = world(200, 40.0) | {"replicas": [{"count": 1}]}
-    plain = run(tables | {"scheduler": TIGHT}, tmp_path).requests
-    tail = run(tables | {"scheduler": {**TIGHT, "eviction": Tail}}, tmp_path).requests
-    short = run(tables | {"scheduler": {**TIGHT, "eviction": Shortest}}, tmp_path).requests
-    assert plain["preemptions"].sum() > 0
-    for name in plain.dtype.names:
-        assert np.array_equal(plain[name], tail[name]), name
-    assert not np.array_equal(plain["preemptions"], short["preemptions"])
-    assert set(short["status"]) == {"completed"}
-
-
 def test_migration_moves_what_the_policy_names(tmp_path: Path) -> None:
     class Once:
         def __init__(self, context: Context) -> None:
@@ -255,3 +228,101 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         result = run(world() | {"router": {"policy": f"{own}:R"}}, tmp_path)
         chosen.append(set(result.requests["instance_id"].tolist()))
     assert chosen == [{0}, {2}]
+
+
+def test_a_router_that_says_what_it_reads_is_spared_the_rest(tmp_path: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Queues:
+        reads = frozenset({"waiting", "running"})
+
+        def choose(self, request: Any, signals: Any) -> int:
+            seen.extend((s.waiting + s.running, s.blocks_used) for s in signals)
+            return len(seen) % len(signals)
+
+    class Blocks(Queues):
+        reads = frozenset({"blocks_used"})
+
+    run(world() | {"router": {"policy": Queues}}, tmp_path)
+    assert {used for _, used in seen} == {-1} and any(load for load, _ in seen)
+    for late in (0.0, 20.0):
+        seen.clear()
+        run(world() | {"router": {"policy": Blocks, "signal_delay_ms": late}}, tmp_path)
+        assert max(used for _, used in seen) > 0 <= min(used for _, used in seen)
+
+
+def test_a_router_that_reads_what_no_signal_has_is_refused(tmp_path: Path) -> None:
+    class Mistyped:
+        reads = frozenset({"block_used"})
+
+        def choose(self, request: Any, signals: Any) -> int:
+            return 0
+
+    with pytest.raises(InputError, match=r"reads is .*block_used.*, expected names of: .*running"):
+        run(world() | {"router": {"policy": Mistyped}}, tmp_path)
+
+
+def test_a_router_with_a_linear_load_is_asked_late_without_true_lengths(tmp_path: Path) -> None:
+    """While signals are fresh it is not asked at all."""
+
+    class Linear:
+        linear_load = (4, 1)
+
+        def choose(self, request: Any, signals: Any) -> int:
+            return int(request.output_tokens) % len(signals)
+
+    assert run(world() | {"router": {"policy": Linear}}, tmp_path).summary.completed == 120
+    with pytest.raises(PluginError, match="output_tokens is not known"):
+        run(world() | {"router": {"policy": Linear, "signal_delay_ms": 20.0}}, tmp_path)
+
+
+def test_a_planner_sees_late_load_where_metrics_are_late(tmp_path: Path) -> None:
+    from emu.autoscale.planner import Demand
+
+    seen: list[tuple[float, int]] = []
+
+    class Watches:
+        needs_ticks = True
+
+        def __init__(self, table: Any, rates: Any, context: Context) -> None:
+            self.context = context
+
+        def decide(self, snapshot: Any) -> Demand:
+            load = sum(view.running + view.waiting for view in self.context.replicas)
+            seen.append((self.context.now_s, load))
+            return Demand()
+
+        def wake_ns(self, snapshot: Any) -> int:
+            return int(snapshot.now_ns) + 100_000_000
+
+    scaling = {"planner": Watches, "executor": "serverless", "metrics_delay_ms": 1000.0}
+    run(world() | {"autoscale": {**scaling, "tick_ms": 100.0}}, tmp_path)
+    assert all(load == 0 for now_s, load in seen if now_s < 1)
+    assert any(load for now_s, load in seen if now_s < 1.5)
+
+
+def test_a_request_that_a_policy_keeps_shows_its_tokens_at_each_instant(tmp_path: Path) -> None:
+    shown: list[tuple[int, int]] = []
+
+    class Keeps:
+        def __init__(self, context: Context) -> None:
+            self.first: Any = None
+            self.context = context
+
+        def on_arrival(self, request: Any) -> None:
+            self.first = self.first or request
+
+        def admit(self, request: Any) -> str:
+            shown.append((self.context.now_ns, self.first.generated_tokens))
+            return ""
+
+    def tokens(*settings: str) -> list[tuple[int, int]]:
+        shown.clear()
+        long = {"requests": 30, "arrivals": {"rate_per_s": 200.0}, "output": {"median": 300.0}}
+        tables = world() | {"router": {"admission": Keeps}, "workload": {"synthetic": long}}
+        run(tables | {"scheduler": {"policy": "sarathi"}}, tmp_path, *settings)
+        return list(shown)
+
+    leaping = tokens()
+    assert leaping == tokens("scheduler.leap=false")
+    assert len({count for _, count in leaping}) > 5

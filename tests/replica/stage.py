@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from unittest import mock
 
 from emu.config.schema import FcfsTable, VllmTable
 from emu.kernel.clock import NEVER, Actor, Kernel, Lock
@@ -33,17 +32,19 @@ BY_COMMAND = {S.NEW_PREFILL: S.INACTIVE, S.OLD_PREFILL: S.PREFILL}
 
 
 class HandKernel(Kernel):
-    """The real queue and timers, run by the test instead of an event loop."""
+    """The real queue and timers, run by the test step by step."""
 
     def __init__(self) -> None:
-        with mock.patch("asyncio.get_running_loop"):
-            super().__init__()
-        self._is_advancing = True  # no loop is to be called
+        super().__init__()
         self.steps: list[str] = []
-        self.spawned: list[Any] = []
+        self.away: list[Actor] = []
+        """Actors that wait for an answer from outside."""
 
-    def spawn(self, work: Any, *, name: str) -> None:
-        self.spawned.append(work)
+    def answer(self) -> None:
+        """What was asked of the world outside is answered, without any simulated time."""
+        away, self.away = self.away, []
+        for actor in away:
+            actor.resume(None)
 
     def rest(self) -> None:
         """What waits at this instant, and what that sets off."""
@@ -71,7 +72,11 @@ class HandKernel(Kernel):
     def _step(self, actor: Actor) -> None:
         self.steps.append(actor.name)
         assert len(self.steps) < 100_000, "time does not move"
+        if actor.life is None:
+            self._bring_to_life(actor)
         super()._step(actor)
+        if actor.is_away:
+            self.away.append(actor)
 
 
 class Gaps:
@@ -220,6 +225,13 @@ class Stage:
         found = self.replicas[index].outbox
         assert isinstance(found, Outbound)
         return found
+
+    def ask_outside(self, index: int, backend: Any) -> None:
+        """From now on the replica asks a backend outside simulated time."""
+        replica = self.replicas[index]
+        replica.latency = backend
+        replica.is_foreign = True
+        self.actors[index].life = None
 
     # --- what tests do --------------------------------------------------------------------------
     def made(self, request_id: int, prompt: int, output: int) -> Request:

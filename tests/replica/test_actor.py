@@ -5,13 +5,13 @@ The real actor with the real machine, on a kernel that is moved by hand.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from emu.errors import InvalidTransition, UnexpectedEvent
 from emu.kernel.clock import AT_DUE, NEVER, NOW, PRIORITY_REPLICA, PRIORITY_WATCHER
+from emu.kernel.life import TURN
 from emu.replica import actions as act
 from emu.replica import actor as actors
 from emu.replica import events as ev
@@ -235,13 +235,13 @@ class Outside:
 
     async def measure(self, shape: Any) -> int:
         self.asked.append(shape)
+        await TURN
         return 5 * US
 
 
 def outside() -> tuple[Stage, Outside]:
     stage, backend = Stage(S.COLOCATED, leap=False), Outside()
-    stage.replicas[0].latency = backend  # type: ignore[assignment]
-    stage.replicas[0].is_foreign = True
+    stage.ask_outside(0, backend)
     return stage, backend
 
 
@@ -250,12 +250,12 @@ def test_a_replica_is_away_until_its_cost_is_known() -> None:
     stage.submit(1, 8, 1)
     stage.kernel.rest()
     actor = stage.actors[0]
-    assert (actor.is_away, len(stage.kernel.spawned)) == (True, 1)
+    assert (actor.is_away, stage.kernel.away) == (True, [actor])
     stage.kernel.steps.clear()
     actor.look()
     stage.kernel.rest()
     assert stage.kernel.steps == []
-    asyncio.run(stage.kernel.spawned.pop())
+    stage.kernel.answer()
     stage.kernel.run(5 * US)
     assert len(backend.asked) == 1
     assert stage.ends == [(1, "COMPLETED", "", 5 * US)]
@@ -266,7 +266,7 @@ def test_a_cost_for_an_earlier_life_is_dropped() -> None:
     stage.submit(1, 8, 1)
     stage.kernel.rest()
     assert [r.request_id for r in stage.crash(0)] == [1]
-    asyncio.run(stage.kernel.spawned.pop())
+    stage.kernel.answer()
     stage.kernel.run()
     assert (stage.ends, stage.replicas[0].batch) == ([], None)
 

@@ -125,7 +125,7 @@ def test_a_meter_counts_from_when_it_is_asked_for() -> None:
 
 def test_late_signals_are_written_down_at_each_iteration() -> None:
     made = Bench(S.COLOCATED)
-    made.replica.keep_signals()
+    made.replica.keep_signals(10**12, with_blocks=True)
     made.running(1, output=4)
     made.step()
     made.run_until(2 * STEP_NS)

@@ -200,7 +200,7 @@ def test_the_decodes_that_follow_a_stragglers_prompt_are_slow_too() -> None:
 
 def test_with_late_signals_nothing_is_appended_to_a_prompt() -> None:
     made = Bench(S.COLOCATED)
-    made.replica.keep_signals()
+    made.replica.keep_signals(10**12, with_blocks=True)
     batch = Batch(1, BatchShape(), [], max_steps=1, formed_ns=0)
     made.replica.end_ns = 77
     made.scheduler.run_on = lambda one: RunOn(BatchShape())  # type: ignore[method-assign,assignment]
@@ -308,7 +308,7 @@ def test_whatever_changes_the_queues_is_told(what: str) -> None:
 
 def test_late_signals_tell_when_what_was_where() -> None:
     made = Bench(S.COLOCATED)
-    made.replica.keep_signals()
+    made.replica.keep_signals(10**12, with_blocks=True)
     made.clock.now_ns = 10
     made.tell(ev.Submitted(request(1, prompt=4)))
     made.step()

@@ -6,13 +6,13 @@ activations arrive when a test says so.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emu.kernel.life import TURN
 from emu.replica import events as ev
 from emu.replica.replica import END_OF_INSTANT, RESTING
 from emu.replica.states import ReplicaState
@@ -386,19 +386,20 @@ class Outside:
     foreign = True
 
     async def measure(self, shape: Any) -> int:
+        await TURN
         return 20 * US
 
 
 def answered(stage: Stage) -> None:
     """What was asked is answered, without any simulated time."""
-    while stage.kernel.spawned:
-        asyncio.run(stage.kernel.spawned.pop())
+    while stage.kernel.away:
+        stage.kernel.answer()
     stage.kernel.rest()
 
 
 def test_a_layer_is_its_part_of_what_the_backend_says() -> None:
     stage = scaled(S.NEW_PREFILL)
-    stage.replicas[0].latency = Outside()  # type: ignore[assignment]
+    stage.ask_outside(0, Outside())
     stage.queued(1, 8)
     layers_arrive(stage, 1)
     answered(stage)
@@ -407,7 +408,7 @@ def test_a_layer_is_its_part_of_what_the_backend_says() -> None:
     layers_arrive(stage, LAYERS + 1)
     weights_arrive(stage)
     stage.kernel.run(60 * US)
-    assert stage.kernel.spawned == [], "one question for all layers"
+    assert stage.kernel.away == [], "one question for all layers"
     assert (work_is_over(stage), stage.replicas[0].busy_ns) == (True, 20 * US)
 
 
@@ -418,7 +419,7 @@ def work_is_over(stage: Stage) -> bool:
 
 def test_a_stragglers_layers_are_slow_whoever_prices_them() -> None:
     stage = scaled(S.NEW_PREFILL)
-    stage.replicas[0].latency = Outside()  # type: ignore[assignment]
+    stage.ask_outside(0, Outside())
     stage.actors[0].tell(ev.SlowdownSet(factor=3.0))
     stage.queued(1, 8)
     layers_arrive(stage, 1)
@@ -430,7 +431,7 @@ def test_a_stragglers_layers_are_slow_whoever_prices_them() -> None:
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
 def test_a_helper_computes_its_part_of_what_the_backend_says(slowdown: float) -> None:
     stage = scaled(S.NEW_PREFILL, S.INACTIVE)
-    stage.replicas[1].latency = Outside()  # type: ignore[assignment]
+    stage.ask_outside(1, Outside())
     stage.actors[1].tell(ev.SlowdownSet(factor=slowdown))
     stage.queued(1, 8)
     layers_arrive(stage, 1)

@@ -1,8 +1,10 @@
-"""Inter-token gaps: exact mean and maximum, percentiles within 2^-11, independent of chunking."""
+"""Inter-token gaps: exact mean, deviation and maximum, percentiles within 2^-11, independent of chunking."""
 
 from __future__ import annotations
 
+import math
 from array import array
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -24,6 +26,14 @@ def feed(runs: list[tuple[list[int], int]]) -> GapLog:
 
 def pooled(runs: list[tuple[list[int], int]]) -> np.ndarray:
     return np.concatenate([np.repeat(gaps, count) for gaps, count in runs]).astype(np.int64)
+
+
+def exact_std(samples: np.ndarray) -> float:
+    values, counts = (column.tolist() for column in np.unique(samples, return_counts=True))
+    count = sum(counts)
+    total = sum(v * c for v, c in zip(values, counts))
+    squares = sum(v * v * c for v, c in zip(values, counts))
+    return math.sqrt(Fraction(count * squares - total * total, count * count))
 
 
 RUNS = st.lists(
@@ -62,6 +72,7 @@ def test_many_samples_keep_the_promised_error(runs) -> None:
     assert stats.samples == len(samples)
     assert stats.mean_ns == pytest.approx(int(samples.sum()) / len(samples), rel=1e-15)
     assert stats.max_ns == samples.max()
+    assert stats.std_ns == pytest.approx(exact_std(samples), rel=1e-14)
     for percent in PERCENTS:
         exact = np.percentile(samples, percent)
         assert abs(stats.percentile_ns(percent) - exact) <= exact * 2**-11
@@ -110,6 +121,13 @@ def test_buffers_flush_and_long_runs_wrap() -> None:
     assert stats.samples == len(samples)
     assert stats.mean_ns == pytest.approx(samples.mean(), rel=1e-12)
     assert stats.percentile_ns(50) == pytest.approx(np.percentile(samples, 50), rel=2**-11)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 2**40)), min_size=1, max_size=9))
+def test_squares_are_summed_in_whole_numbers(pairs) -> None:
+    values, counts = (np.array(column, dtype=np.int64) for column in zip(*pairs))
+    assert itl._weighted_squares(values, counts) == sum(v * v * c for v, c in pairs)
 
 
 def test_runs_that_wait_together_are_told_apart() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from emu.kv.blocks import BlockPool
 from emu.request import Request
-from emu.serve.fleet import Ledger, watch, wire_of
+from emu.serve.fleet import Ledger, wire_of
 from emu.serve.script import salted_prefix
 from tests.serve.live import PREFILL_DECODE, Live, run, tables
 from tests.serve.test_fleet import DECODE_FIRST, PROMPT, complete, endpoints, replayed
@@ -74,7 +74,7 @@ def test_kv_events_show_the_tokens_and_name_the_salt(name: str) -> None:
     wire = wire_of(name)
     pool = BlockPool(40, 4)
     ledger = Ledger(wire, 4, lambda: None, lambda request: request.tenant)
-    assert watch(pool, ledger)
+    pool.watcher = ledger
     keys = []
     for salt in ("salt-1", "salt-2", ""):
         ids = np.arange(9, dtype=np.int64)

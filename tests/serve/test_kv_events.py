@@ -15,7 +15,7 @@ import zmq
 
 from emu.kv.blocks import BlockPool
 from emu.request import Prefix, Request
-from emu.serve.fleet import BUFFER_STEPS, Ledger, Publisher, Wire, watch, wire_of, zmq_context
+from emu.serve.fleet import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
 from tests.serve.live import Live, run, tables
 
 WIRES = ("vllm-0.16", "vllm-0.19", "vllm-0.22", "vllm-0.24", "vllm-0.30")
@@ -84,7 +84,7 @@ def test_an_index_that_loses_messages_equals_the_pool(name: str) -> None:
     wire = wire_of(name)
     pool = BlockPool(120, 4)
     ledger = Ledger(wire, 4, lambda: None)
-    assert watch(pool, ledger)
+    pool.watcher = ledger
     sent: list[bytes] = []
     index = Index(wire)
     context = zmq_context()

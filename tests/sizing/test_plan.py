@@ -168,9 +168,29 @@ def test_plan_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert labels in [one["spec"]["selector"] for one in services]
     flags = (tmp_path / "vllm.txt").read_text()
     assert f"--tensor-parallel-size {best['tensor_parallel']} " in flags
+    told = "weights bfloat16, KV bfloat16"
+    assert flags.startswith(f"# meta-llama/Llama-3.1-8B: {told}\n")
+    assert f"meta-llama/Llama-3.1-8B ({told})" in (tmp_path / "report.html").read_text()
     # The same command again runs nothing anew and says the same.
     assert main(line) == 0
     assert capsys.readouterr().out == shown
+
+
+def test_a_plan_says_that_the_named_checkpoint_has_other_weights(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "gpu": "B200",
+        "rate": 5,
+        "prompt_tokens": 300,
+        "output_tokens": 20,
+        "requests": 20,
+        "ttft_p95": "1s",
+        "tensor_parallel": [1],
+    }
+    emu.plan("meta-llama/Llama-3.1-8B", dtype=["nvfp4"], output=tmp_path, **keys)
+    told = (tmp_path / "vllm.txt").read_text().splitlines()[0]
+    assert told.startswith("# meta-llama/Llama-3.1-8B: weights nvfp4, KV bfloat16; vLLM does not")
+    with pytest.raises(emu.EmuError, match="--dtype: fp8 contradicts the name"):
+        emu.plan("meta-llama/Llama-3.1-8B-NVFP4A16", dtype=["fp8"], output=tmp_path, **keys)
 
 
 def test_a_split_gets_a_deployment_of_each_role(tmp_path: Path) -> None:

@@ -157,30 +157,6 @@ def test_beside_a_file_without_times_only_arrivals_are_given(tmp_path: Path) -> 
         config_from_dict(base)
 
 
-@pytest.mark.parametrize("leap", [True, False])
-def test_prompts_that_are_there_need_no_computation(tmp_path: Path, leap: bool) -> None:
-    path = workload(tmp_path / "w.jsonl", lines(10))
-    tables = {**COLOCATED, "scheduler": {"leap": leap}}
-    run_config(tmp_path / "r", **tables, workload={"path": path, "skip_prefill": True})
-    for row in rows_of(tmp_path / "r"):
-        prompt = int(row["prompt_toks"])
-        assert int(row["npu_cache_hit"]) == prompt - 1
-        if int(row["queue_ns"]) == 0:  # alone: one token, after all the others of the prompt
-            assert int(row["ttft_ns"]) == 5_050_000 + 1000 * (prompt - 1)
-
-
-def test_only_replicas_that_decode_what_arrives_can_skip_prompts(tmp_path: Path) -> None:
-    roles = [{"role": "prefill"}, {"role": "decode"}]
-    nodes = [{"gpu": "H100", "gpus": 2}]
-    with pytest.raises(InputError, match=r"workload\.skip_prefill: expected colocated"):
-        config_from_dict({"workload": {"skip_prefill": True}, "replicas": roles, "nodes": nodes})
-    with pytest.raises(InputError, match=r"workload\.skip_prefill: needs scheduler\.policy"):
-        config_from_dict({"workload": {"skip_prefill": True}, "scheduler": {"policy": "orca"}})
-    hybrid = {**COLOCATED, "model": {"name": "google/gemma-2-9b"}}
-    with pytest.raises(InputError, match=r"workload\.skip_prefill: .*layers that keep"):
-        run_config(tmp_path / "r", **hybrid, workload={"skip_prefill": True})
-
-
 @pytest.mark.parametrize("factor", [2, 3, 7])
 def test_a_denser_trace_keeps_its_times_and_its_order(tmp_path: Path, factor: int) -> None:
     text = "arrival_ns,input_toks,output_toks\n" + "".join(

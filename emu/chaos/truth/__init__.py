@@ -63,7 +63,7 @@ class Seat(msgspec.Struct, frozen=True):
     served: str
     """The name of its model."""
     is_plain: bool
-    """Iterations have no adapters, drafter, images or weights elsewhere, which cost besides."""
+    """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
     is_hybrid: bool
     """Some layers keep states, or a window: hits and pieces end where those do."""
     is_ahead: bool
@@ -160,10 +160,8 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             served=replica.served,
-            is_plain=replica.speculation is None
-            and not replica.has_adapters
+            is_plain=not replica.latency_context(plan.config).parts
             and replica.model.tower is None
-            and replica.images is None
             and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,

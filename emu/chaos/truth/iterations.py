@@ -177,7 +177,7 @@ class Choices:
             block = seat.scheduler.block_size
             is_hit = before and row not in self._moved and not seat.is_hybrid
             is_hit = is_hit and not self._got[row]  # else it decodes on where it was
-            if self._tape.config.workload.skip_prefill:
+            if getattr(self._tape.config.workload, "skip_prefill", False):
                 is_hit = False  # all of the prompt but its last token is there
             if is_hit and (before % block or before >= reached):
                 self._tape.say(f"T5: {where} finds {before} tokens of row {row} of {reached}")

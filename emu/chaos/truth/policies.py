@@ -609,7 +609,10 @@ class Planners:
         look: Record,
         notes: list[tuple[int, int]],
     ) -> Iterator[str]:
-        """ceil(load / target) outside a tolerance of a tenth, then both windows."""
+        """ceil(load / target) outside a tolerance of a tenth, then both windows.
+
+        A planner that starts has the present number in both.
+        """
         figures, at_ns = look["figures"], look["at_ns"]
         serving = [view for view in views if view.state == "colocated"]
         ready = len(serving)
@@ -647,6 +650,10 @@ class Planners:
         while self._restarts and self._restarts[0] <= at_ns:
             self._restarts.popleft()
             notes.clear()
+        if not notes:  # the present number is the recommendation before the first one
+            floor = max(self._floors(look, table.min_replicas, total))
+            present = min(max(total, table.min_replicas, floor), table.max_replicas)
+            notes.append((at_ns - 1, present))
         notes.append((at_ns, wanted))
         up_ns = to_ns(table.scale_up_stabilization_s)
         down_ns = to_ns(table.scale_down_stabilization_s)

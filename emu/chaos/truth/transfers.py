@@ -236,9 +236,15 @@ class Fluid:
             if room > near and stream.rate > feeder.rate:
                 after = math.ceil((room - near) / (stream.rate - feeder.rate))
                 at = min(at, self.now_ns + max(1.0, after))
-            elif room < -near - _TINY_BYTES and feeder.rate > 0:
-                at = min(at, self.now_ns + max(1.0, math.ceil((-room - near) / feeder.rate)))
+            elif self._waits(stream) and feeder.rate > 0:
+                ahead = near if stream.done else 0.0
+                at = min(at, self.now_ns + max(1.0, math.ceil((-room - ahead) / feeder.rate)))
         return at
+
+    def _waits(self, stream: Stream) -> bool:
+        """It is too near to its feeder: not a byte too early at its start, a few ns later on."""
+        ahead = self._near(stream) if stream.done else 0.0
+        return stream.room() < -ahead - _TINY_BYTES
 
     def _near(self, stream: Stream) -> float:
         """What its links carry in a few nanoseconds: so near to its feeder is come up with it."""
@@ -250,9 +256,8 @@ class Fluid:
         rising: list[Stream] = []
         for stream in self.streams:
             stream.rate = 0.0
-            waits = stream.room() < -self._near(stream) - _TINY_BYTES
             is_down = any(self.rates[link] <= 0 for link in stream.links)
-            if not (stream.is_cut or is_down or waits or not stream.links):
+            if not (stream.is_cut or is_down or self._waits(stream) or not stream.links):
                 rising.append(stream)
         rising = self._free_of_feeders(rising)
         while rising:

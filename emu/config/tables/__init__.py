@@ -18,7 +18,23 @@ Positive = Annotated[float, Meta(gt=0, le=1e15)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e15)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Dtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "int8", "int4"]
+Dtype = Literal[
+    "auto",
+    "float32",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_block",
+    "int8",
+    "int8_wo",
+    "int4",
+    "int4_g32",
+    "mxfp4",
+    "nvfp4",
+    "nvfp4_wo",
+]
+"""Types of weights: those that the catalogue can size and the kernels can price."""
+KvDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 
 
 def doc(text: str) -> Meta:

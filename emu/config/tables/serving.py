@@ -63,62 +63,6 @@ class EngineTable(Table, kw_only=True, frozen=True):
         return engine_label(self.name, self.version)
 
 
-class TenantAcceptance(Table, kw_only=True, frozen=True):
-    """How many drafts of one tenant's requests are accepted."""
-
-    tenant: Annotated[str, doc("Tenant of the workload.")]
-    acceptance_rate: Annotated[Fraction, doc("As speculative_config.acceptance_rate.")]
-
-
-class SpeculativeTable(Table, kw_only=True, frozen=True):
-    """Speculative decoding, with vLLM's keys. How many drafts are accepted is given, not modeled."""
-
-    method: Annotated[
-        Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"], doc("Where drafts come from.")
-    ]
-    num_speculative_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=64)], doc("Drafts of a sequence for each step.")
-    ]
-    model: Annotated[
-        str,
-        doc(
-            "draft_model: its name or config.json. eagle: a head with layers of its own; empty = one layer like the target's."
-        ),
-    ] = ""
-    draft_tensor_parallel_size: Annotated[
-        Count0, doc("draft_model: 1, or that of the target (0).")
-    ] = 0
-    acceptance_rate: Annotated[
-        float,
-        Meta(ge=-1, le=1),
-        doc("Chance that a draft is accepted if those before it were; -1 = not given."),
-    ] = -1.0
-    acceptance_spread: Annotated[
-        Fraction,
-        doc("acceptance_rate of a request lies within this of the mean, evenly distributed."),
-    ] = 0.0
-    synthetic_acceptance_rates: Annotated[
-        list[Fraction],
-        doc("By position: chance that this draft and all before it are accepted (as in vLLM)."),
-    ] = field(default_factory=list)
-    synthetic_acceptance_length: Annotated[
-        NonNegative,
-        doc("Mean tokens of a step, 1 to num_speculative_tokens + 1 (as in vLLM); 0 = not given."),
-    ] = 0.0
-    tenants: Annotated[
-        list[TenantAcceptance], doc("acceptance_rate by tenant; a workload may give it by request.")
-    ] = field(default_factory=list)
-    proposal_rate: Annotated[
-        Fraction, doc("ngram: chance that a step finds drafts for a sequence.")
-    ] = 1.0
-    draft_step_us: Annotated[
-        float,
-        doc(
-            "Cost of drafting, for each step in us; -1 = from the draft's layers (roofline; ngram: none)."
-        ),
-    ] = -1.0
-
-
 class SchedulerTable(Table, kw_only=True, frozen=True):
     """Iteration-level scheduler of every replica (a replica group may override keys)."""
 
@@ -192,53 +136,7 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     ] = 0
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
-    retain_s: Annotated[
-        NonNegative,
-        doc(
-            "For so long, the KV of a session between two turns is evicted after all other, least urgent priority first; 0 = as any other."
-        ),
-    ] = 0.0
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
-    enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/adapters.md).")] = False
-    max_loras: Annotated[Count, doc("LoRA: slots on the GPU, different adapters at once.")] = 1
-    max_cpu_loras: Annotated[
-        Count0, doc("LoRA: copies in host memory, at least max_loras; 0 = max_loras.")
-    ] = 0
-    max_lora_rank: Annotated[
-        Literal[1, 8, 16, 32, 64, 128, 256, 320, 512],
-        doc("LoRA: rank of every slot, and of the adapters."),
-    ] = 16
-    limit_mm_per_prompt: Annotated[
-        dict[Literal["image"], Count],
-        doc(
-            "Most images of a request, as { image = 4 }; empty = text only (docs/architectures.md)."
-        ),
-    ] = field(default_factory=dict)
-    max_num_encoder_input_tokens: Annotated[
-        Count0, doc("Images: tokens encoded in a step; 0 = max_num_batched_tokens.")
-    ] = 0
-    encoder_cache_size: Annotated[
-        Count0, doc("Images: tokens whose embeddings are kept; 0 = max_num_batched_tokens.")
-    ] = 0
-    speculative_config: Annotated[
-        SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
-    ] = None
-    eviction: Annotated[
-        str,
-        doc(
-            "Which request starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
-        ),
-    ] = "last"
-
-    @property
-    def encoder_budget_tokens(self) -> int:
-        """Tokens of images that a step encodes at most."""
-        return self.max_num_encoder_input_tokens or self.tokens_max
-
-    @property
-    def encoder_cache_tokens(self) -> int:
-        """Tokens of images whose embeddings are kept."""
-        return self.encoder_cache_size or self.tokens_max
 
     @property
     def caches_prefixes(self) -> bool:

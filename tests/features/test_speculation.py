@@ -7,13 +7,22 @@ import random
 import numpy as np
 import pytest
 
-from emu.config.schema import SpeculativeTable, TenantAcceptance, VllmTable
+from emu.config.schema import VllmTable
+from emu.features.speculation import (
+    DraftPlan,
+    DraftPricer,
+    Speculation,
+    SpeculativeTable,
+    TenantAcceptance,
+    conditional_rates,
+    expected_tokens,
+    stops_paying_at,
+)
 from emu.kv.grouped import KvGroup, KvLayout
-from emu.latency.features import DraftPlan, SpeculativeBackend, stops_paying_at
 from emu.latency.linear import LinearBackend
+from emu.latency.parts import AddedBackend
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.features import Speculation, conditional_rates, expected_tokens
 from emu.scheduling.vllm import VllmScheduler
 
 
@@ -41,8 +50,8 @@ def scheduler(
         prefix_caching=caching,
         kv_layout=layout,
     )
-    speculation = None if speculative is None else Speculation(speculative, 7)
-    return VllmScheduler(table, limits, ahead=ahead, speculation=speculation)
+    parts = [] if speculative is None else [Speculation(speculative, 7)]
+    return VllmScheduler(table, limits, ahead=ahead, parts=parts)
 
 
 def request(number, prompt=16, output=200, ids=None, tenant=""):
@@ -83,7 +92,7 @@ def test_tokens_of_a_step_are_those_of_the_closed_form(rate, count):
     engine = scheduler(drafts(count, rate))
     requests = [request(number, output=2000) for number in range(20)]
     drive(engine, requests)
-    counts = engine.speculation.counts
+    counts = engine.parts[0].counts
     closed_form = (1 - rate ** (count + 1)) / (1 - rate)
     assert expected_tokens(conditional_rates(drafts(count, rate))) == pytest.approx(closed_form)
     measured = 1 + counts.accepted_tokens / counts.drafts
@@ -100,7 +109,7 @@ def test_rates_by_position_are_unconditional_as_in_vllm():
     assert expected_tokens(conditional_rates(table)) == pytest.approx(1 + 0.9 + 0.6 + 0.3)
     engine = scheduler(table)
     drive(engine, [request(number, output=2000) for number in range(20)])
-    counts = engine.speculation.counts
+    counts = engine.parts[0].counts
     for accepted, rate in zip(counts.accepted_per_position, [0.9, 0.6, 0.3], strict=True):
         assert accepted / counts.drafts == pytest.approx(rate, abs=0.02)
 
@@ -141,7 +150,7 @@ def test_acceptance_does_not_depend_on_the_batch():
     for seats in (1, 3, 64):
         engine = scheduler(drafts(4, 0.6), max_num_seqs=seats)
         drive(engine, [request(number, output=100 + number) for number in range(12)])
-        counts = engine.speculation.counts
+        counts = engine.parts[0].counts
         steps.append((counts.drafts, counts.draft_tokens, counts.accepted_tokens))
     assert steps[0] == steps[1] == steps[2]
 
@@ -152,14 +161,14 @@ def test_an_output_ends_in_the_middle_of_an_accepted_run():
     _, tokens, steps = drive(engine, [one])
     assert tokens == one.generated_tokens == 7
     assert steps == 1 + 2  # 1 with the prompt, then 4, then 2 of 4
-    assert engine.speculation.counts.accepted_tokens == 6
+    assert engine.parts[0].counts.accepted_tokens == 6
 
 
 def test_n_grams_that_are_not_found_leave_a_plain_decode():
     engine = scheduler(drafts(3, 1.0, method="ngram", proposal_rate=0.0))
     _, tokens, steps = drive(engine, [request(1, output=9)])
     assert (tokens, steps) == (9, 9)
-    assert engine.speculation.counts.drafts == 0
+    assert engine.parts[0].counts.drafts == 0
 
 
 # --- slots ------------------------------------------------------------------------------------
@@ -289,7 +298,7 @@ def throughput(batch_size, speculative, steps):
     backend = LinearBackend(BASE_US, TOKEN_US, 0.0)
     if speculative is not None:
         plan = DraftPlan(tokens=COUNT, step_ns=round(DRAFT_US * 1000))
-        backend = SpeculativeBackend(backend, plan)
+        backend = AddedBackend(backend, DraftPricer(plan))
     rng = random.Random(5)
     number = 0
 
@@ -329,5 +338,7 @@ def test_throughput_crosses_at_the_analytic_batch_size():
     assert abs(crossover - analytic) <= 1, paying
     assert not paying[48]
     plain = LinearBackend(BASE_US, TOKEN_US, 0.0)
-    with_drafts = SpeculativeBackend(plain, DraftPlan(tokens=COUNT, step_ns=round(DRAFT_US * 1000)))
+    with_drafts = AddedBackend(
+        plain, DraftPricer(DraftPlan(tokens=COUNT, step_ns=round(DRAFT_US * 1000)))
+    )
     assert stops_paying_at(plain, with_drafts, COUNT, mean, 500, 256) == 24

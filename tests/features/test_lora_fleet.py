@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
-from emu.serve.fleet import Ledger, watch, wire_of
+from emu.serve.fleet import Ledger, wire_of
 from emu.serve.script import salted_prefix
 from tests.serve.live import Live, run, tables
 from tests.serve.test_fleet import complete, endpoints, replayed
@@ -53,8 +54,8 @@ def test_each_port_loads_adapters_of_its_own(tmp_path: Path) -> None:
                 answer = (await complete(one, model="a", max_tokens=2)).json()
                 assert answer["model"] == "a"
                 spent.append(live.cluster.engines[0].ttft.total - before)
-            slots = live.cluster.replicas[0].scheduler.adapters
-            assert slots is not None
+            (slots,) = live.cluster.replicas[0].scheduler.parts
+            assert isinstance(slots, Adapters)
             assert (slots.cold_loads, slots.hits > 0) == (1, True)
             assert spent[0] > spent[1], "the first step loads it"
             plain = (await complete(one, max_tokens=2)).json()["usage"]
@@ -112,7 +113,7 @@ def test_kv_events_name_the_adapter() -> None:
     wire = wire_of("vllm-0.19")
     pool = BlockPool(40, 4)
     ledger = Ledger(wire, 4, lambda: None, lambda _: "salt", {"a": 3})
-    assert watch(pool, ledger)
+    pool.watcher = ledger
     ids = np.arange(9, dtype=np.int64)
     request = Request(
         request_id=0,

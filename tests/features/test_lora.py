@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import VllmTable
-from emu.errors import InputError
+from emu.features.lora import Adapters
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.features import Adapters
 from emu.scheduling.vllm import VllmScheduler
-from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+from tests.cluster.helpers import rows_of, run_config, summary_of, workload
 
 
 def request(number, adapter="", prompt=20, output=5, ids=None):
@@ -36,7 +34,7 @@ def scheduler(slots=2, host=4, blocks=1000, caching=False, **keys):
     limits = ReplicaLimits(
         num_blocks=blocks, block_size=16, max_model_tokens=10_000, prefix_caching=caching
     )
-    return VllmScheduler(VllmTable(**keys), limits, adapters=Adapters(slots, host))
+    return VllmScheduler(VllmTable(**keys), limits, parts=[Adapters(slots, host)])
 
 
 def drive(engine, requests):
@@ -64,7 +62,7 @@ def test_a_request_whose_adapter_has_no_slot_is_passed_by():
     opening = [chunk.request.request_id for chunk in batches[0].chunks]
     assert opening == [1, 3, 4]
     assert other.generated_tokens == other.output_tokens
-    assert engine.adapters.cold_loads == 2
+    assert engine.parts[0].cold_loads == 2
 
 
 def test_the_host_keeps_what_has_left_the_gpu():
@@ -81,9 +79,9 @@ def test_the_host_keeps_what_has_left_the_gpu():
 def test_the_batch_says_what_its_adapters_cost():
     engine = scheduler()
     batches = drive(engine, [request(1, "a", 30), request(2, "b", 10), request(3, prompt=50)])
-    lora = batches[0].shape.lora
+    (lora,) = batches[0].shape.works
     assert (lora.adapters, lora.tokens, lora.cold_loads, lora.host_loads) == (2, 40, 2, 0)
-    lora = batches[1].shape.lora
+    lora = batches[1].shape.works[0]
     assert (lora.adapters, lora.tokens, lora.cold_loads) == (2, 2, 0)
 
 
@@ -171,49 +169,3 @@ def test_slots_take_memory_whatever_is_loaded(tmp_path):
     without = make_plan(config_from_dict(plain)).replicas[0]
     lost = (without.num_blocks - with_slots.num_blocks) * without.memory.kv_bytes_block_rank
     assert lost == pytest.approx(4 * 83.886e6, rel=0.01)
-
-
-def test_adapters_and_drafts_together(tmp_path):
-    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance_rate": 0.8}
-    run_config(tmp_path / "out", **world(tmp_path, speculative_config=drafts))
-    summary = summary_of(tmp_path / "out")
-    assert summary["completed"] == 80
-    assert summary["speculation"]["num_drafts"] > 0
-    assert summary["adapters"]["cold_loads"] == 4
-
-
-@pytest.mark.parametrize(
-    ("tables", "problem"),
-    [
-        ({"scheduler": {"max_loras": 3}}, "means nothing without enable_lora"),
-        (
-            {"scheduler": {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 2}},
-            "at least max_loras",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "latency": {"backend": "astra-sim"}},
-            "no cost of adapters",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "model": {"name": "Qwen/Qwen3-30B-A3B"}},
-            "more than dense layers",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "replicas": [{"pipeline_parallel": 2}]},
-            "one pipeline stage",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path, tables, problem):
-    made = {**world(tmp_path), "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 2}], **tables}
-    with pytest.raises(InputError, match=problem):
-        make_plan(config_from_dict(made))
-
-
-def test_a_workload_that_names_adapters_needs_them(tmp_path):
-    made = world(tmp_path)
-    made["scheduler"] = {}
-    made["latency"] = LINEAR
-    with pytest.raises(InputError, match="the workload names adapters"):
-        run_config(tmp_path / "out", **made)
-    assert json.loads((tmp_path / "w.jsonl").read_text().splitlines()[0])["adapter"]

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from emu.catalogue.lookup import from_hf_config, lookup_gpu, lookup_model
-from emu.cluster.backends import tower_costs
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.latency.features import EncoderFleet
+from emu.features.images import EncoderFleet, tower_costs
+from emu.request import Request
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 VISION = "Qwen/Qwen3-VL-8B"
@@ -99,19 +99,27 @@ def test_encoders_of_their_own_encode_each_image_once_for_all(tmp_path):
     assert local["images"]["encoded"] > 5
 
 
+def asking(images):
+    made = Request(
+        request_id=1, arrival_ns=0, prompt_tokens=1, output_tokens=1, max_output_tokens=1
+    )
+    made.images = tuple(images)
+    return made
+
+
 def test_a_request_waits_for_its_image_and_for_the_link():
     took_ns = costs().images_ns([1024])
     fleet = EncoderFleet(
         costs(), 1, cache_tokens=2048, token_bytes=1000, bytes_per_s=1e9, latency_ns=7
     )
     sent_ns = 1_024_000 + 7
-    assert fleet.ready_ns(50, [(1, 0, 1024)]) == 50 + took_ns + sent_ns
-    assert fleet.ready_ns(60, [(1, 9, 1024)]) == 50 + took_ns + sent_ns  # under way
-    assert fleet.ready_ns(60, [(2, 0, 1024)]) == 50 + 2 * took_ns + sent_ns
+    assert fleet.ready_ns(50, asking([(1, 0, 1024)])) == 50 + took_ns + sent_ns
+    assert fleet.ready_ns(60, asking([(1, 9, 1024)])) == 50 + took_ns + sent_ns  # under way
+    assert fleet.ready_ns(60, asking([(2, 0, 1024)])) == 50 + 2 * took_ns + sent_ns
     later = 10**9
-    assert fleet.ready_ns(later, [(2, 0, 1024)]) == later + sent_ns
-    fleet.ready_ns(later, [(3, 0, 1024)])  # the first one leaves
-    assert fleet.ready_ns(2 * later, [(1, 0, 1024)]) == 2 * later + took_ns + sent_ns
+    assert fleet.ready_ns(later, asking([(2, 0, 1024)])) == later + sent_ns
+    fleet.ready_ns(later, asking([(3, 0, 1024)]))  # the first one leaves
+    assert fleet.ready_ns(2 * later, asking([(1, 0, 1024)])) == 2 * later + took_ns + sent_ns
 
 
 def test_the_cache_takes_memory():

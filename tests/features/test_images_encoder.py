@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
+from emu.features.images import EncoderCache, ImageWork
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.features import EncoderCache
 from emu.scheduling.vllm import VllmScheduler
 
 
@@ -32,7 +32,13 @@ def scheduler(budget=64, cache=64, blocks=1000, caching=False, ahead=False, **ke
         num_blocks=blocks, block_size=16, max_model_tokens=10_000, prefix_caching=caching
     )
     table = VllmTable(**keys)
-    return VllmScheduler(table, limits, ahead=ahead, encoder=EncoderCache(budget, cache))
+    return VllmScheduler(table, limits, ahead=ahead, parts=[EncoderCache(budget, cache)])
+
+
+def images_of(batch):
+    return [
+        n for work in batch.shape.works if isinstance(work, ImageWork) for n in work.image_tokens
+    ]
 
 
 def drive(engine, requests):
@@ -41,7 +47,7 @@ def drive(engine, requests):
         engine.enqueue(one, 0)
     now_ns, steps = 0, []
     while (batch := engine.schedule(now_ns)) is not None:
-        steps.append(([chunk.new_tokens for chunk in batch.chunks], list(batch.shape.images)))
+        steps.append(([chunk.new_tokens for chunk in batch.chunks], images_of(batch)))
         now_ns += 1
         assert engine.recount() == []
         engine.complete(batch, 1, now_ns, 1)
@@ -74,10 +80,10 @@ def test_an_image_is_encoded_once_for_all_who_have_it_while_it_is_kept():
     images = [(7, 0, 20), (7, 40, 20)]
     steps = drive(engine, [request(1, images), request(2, images)])
     assert [images for _, images in steps if images] == [[20]]
-    assert (engine.encoder.encoded_images, engine.encoder.hits) == (1, 3)
+    assert (engine.parts[0].encoded_images, engine.parts[0].hits) == (1, 3)
     drive(engine, [request(3, [(8, 0, 40)])])  # the kept image has to go
     drive(engine, [request(4, [(7, 0, 20)])])
-    assert (engine.encoder.encoded_images, engine.encoder.encoded_tokens) == (3, 80)
+    assert (engine.parts[0].encoded_images, engine.parts[0].encoded_tokens) == (3, 80)
 
 
 def test_blocks_of_other_images_are_not_shared():
@@ -120,7 +126,7 @@ def test_books_hold_in_crowded_random_worlds(seed):
     drive(engine, requests)
     assert all(one.generated_tokens == one.output_tokens for one in requests)
     assert engine.blocks_used == 0
-    assert not engine.encoder._held
+    assert not engine.parts[0]._held
 
 
 def test_one_that_can_never_be_held_gives_its_images_up():

@@ -1,0 +1,128 @@
+"""Retention: the KV of a session between two turns is evicted after all other.
+
+The pool keeps the blocks of a turn that has ended at the tail of what it takes (`FreeList.keep` of
+`emu/kv/blocks.py`), least urgent priority first, for a time that the configuration gives. All of
+them are free: keeping one refuses no request a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+from emu.config.features import Problem, keys_of
+from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.tables import NonNegative, Table, doc
+from emu.features.base import Feature, OwnPolicy, Place, Tables
+from emu.features.modes import (
+    CACHED_STATES,
+    MODELS,
+    NO_PREFIX_CACHE,
+    OTHER_SCHEDULER,
+    PLANNER,
+    ROLES,
+    WINDOWS,
+    Conflict,
+)
+from emu.kv.blocks import BlockPool, CountingPool, LowerTier
+from emu.scheduling.parts import NO_LEAPS, Part
+from emu.units import s_to_ns
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_KEY: Final = "scheduler.retain_s"
+_ROLES: Final = "expected colocated replicas: others pass the KV on"
+_LAYERS: Final = "{model} has layers that keep other things than all tokens"
+
+
+class Keys(Table, kw_only=True, frozen=True):
+    """What [scheduler] says."""
+
+    retain_s: Annotated[
+        NonNegative,
+        doc(
+            "For so long, the KV of a session between two turns is evicted after all other, "
+            "least urgent priority first; 0 = as any other."
+        ),
+    ] = 0.0
+
+
+class KeptBlocks(Part):
+    """A pool that keeps blocks back for a time."""
+
+    forbids_leap = "which blocks are kept back changes between the steps of a leap"
+    sees_time = True
+
+    def __init__(self, retain_ns: int) -> None:
+        self._retain_ns = retain_ns
+        self._pool: BlockPool | None = None
+
+    def pool(
+        self, blocks_total: int, block_size: int, tiers: Sequence[LowerTier], *, caches: bool
+    ) -> BlockPool | CountingPool | None:
+        """Nothing is kept back where nothing can be found again."""
+        if caches:
+            self._pool = BlockPool(blocks_total, block_size, tiers, self._retain_ns)
+        return self._pool
+
+    def see_time(self, now_ns: int) -> None:
+        """Blocks whose time is over are kept no longer."""
+        if self._pool is not None:
+            self._pool.see_time(now_ns)
+
+
+class Retention(Feature):
+    """See the module's head."""
+
+    name = "retention between turns"
+    key = _KEY
+    summary = "The KV of a session between two turns is evicted after all other."
+    guide = "prefix-caching.md"
+    keys = ((VllmTable, Keys),)
+    forbids = ((NO_LEAPS, KeptBlocks.forbids_leap),)
+    conflicts = (
+        Conflict(NO_PREFIX_CACHE, _KEY, "keeps blocks for a prefix cache; prefix_caching is off"),
+        Conflict(ROLES, _KEY, _ROLES),
+        Conflict(MODELS, _KEY, _ROLES),
+        Conflict(PLANNER, _KEY, _ROLES),
+        Conflict(WINDOWS, _KEY, _LAYERS),
+        Conflict(CACHED_STATES, _KEY, _LAYERS),
+        Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} keeps no blocks back; vllm does"),
+    )
+    example: ClassVar[Mapping[str, Any]] = {"scheduler": {"retain_s": 1.0}}
+
+    def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
+        """Whether blocks are kept back."""
+        return keys_of(scheduler, Keys).retain_s > 0
+
+    def problems(self, config: Config) -> Iterable[Problem]:
+        """KV stays between turns where its session comes back, in a cache that can find it."""
+        common = config.scheduler
+        path = ("scheduler", "retain_s")
+        tables = [group.scheduler for group in config.replicas]
+        retain_s = keys_of(common, Keys).retain_s
+        if not any(table.get("retain_s", retain_s) for table in tables):
+            return
+        if not all(table.get("prefix_caching", common.caches_prefixes) for table in tables):
+            yield path, self.said(NO_PREFIX_CACHE)
+        if any(group.role != "colocated" for group in config.replicas) or config.models:
+            yield path, self.said(ROLES)
+
+    def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part:
+        """A pool that keeps blocks back."""
+        return KeptBlocks(s_to_ns(keys_of(place.scheduler, Keys).retain_s))
+
+    def draw_late(self, rng: np.random.Generator, tables: Tables) -> None:
+        """Two in five of the worlds with a prefix cache."""
+        scheduler = tables["scheduler"]
+        if scheduler.get("prefix_caching") and rng.random() < 0.4:
+            values = (0.01, 0.3, 5.0)
+            scheduler["retain_s"] = values[int(rng.integers(len(values)))]
+
+    def withdraw(self, tables: Tables) -> None:
+        """All blocks are alike."""
+        tables["scheduler"].pop("retain_s", None)
+
+
+FEATURE: Final = Retention()

@@ -1,0 +1,43 @@
+"""The life of a replica whose costs come from outside simulated time.
+
+As `emu/kernel/life.py`, but for one thing: when a step has asked a backend in another process, the
+coroutine awaits its answer, and simulated time stands still. The answer is an event like any other,
+so one that comes for an earlier life of the replica changes nothing. Not compiled, as that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from emu.kernel.life import Steps
+
+
+class Asks(Steps, Protocol):
+    """The actor of such a replica, as its life sees it."""
+
+    is_asking: bool
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the replica it is."""
+        ...
+
+    def ask(self) -> Awaitable[int]:
+        """What the step has asked for, ns."""
+        ...
+
+    def answered(self, life: int, cost_ns: int) -> None:
+        """The answer is here."""
+        ...
+
+
+async def live_beside(actor: Asks) -> None:
+    """Live until the run ends, which cancels its task."""
+    turn = actor.turn
+    while True:
+        actor.next_ns = actor.tick()
+        if actor.is_asking:
+            life = actor.incarnation
+            actor.answered(life, await actor.ask())
+        await turn

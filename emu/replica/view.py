@@ -1,0 +1,353 @@
+"""What others hold of a replica: a handle, and through it a view of its figures.
+
+A leap is a promise: its iterations have been computed, but the books (blocks, tokens, cached
+prefixes) are brought up to now only when they are read. Whatever reads a replica from outside
+(routers, planners, watchers, the rejecter, faults, samples, pages of live mode) has a
+`ReplicaHandle`, which has no books, and reads them from `view()`. A `View` is exact at the instant
+of each read, whether it was just asked for or kept: a figure that grows in a leap is settled as it
+is read. What is cheaper because it may be old says so in its name (`promised_...`).
+
+Figures that no leap changes (queues, numbers of requests, states, capacities) cost nothing more
+than the scheduler's own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+from emu.kernel.clock import Kernel, Lock
+from emu.kv.blocks import BlockPool, PoolWatcher
+from emu.latency.base import LatencyBackend
+from emu.network.placement import Grid
+from emu.replica.ports import GroupWave, ReplicaActorPort
+from emu.replica.states import ReplicaState
+from emu.request import Request
+from emu.scheduling.base import Scheduler
+
+if TYPE_CHECKING:
+    from emu.replica.events import KvDelivered
+
+Signals = tuple[int, int, int, int, int]
+"""(time, waiting, running, waiting tokens, blocks in use): what a router sees of a replica."""
+NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
+"""Before anything is known."""
+
+
+class Books(Protocol):
+    """What a view asks of its replica."""
+
+    signals: deque[Signals] | None
+    signals_blocks: bool
+    busy_ns: int
+
+    def settle(self) -> int:
+        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        ...
+
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        ...
+
+    @property
+    def arrived(self) -> list[KvDelivered]:
+        """Deliveries of KV that wait for the boundary."""
+        ...
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or arrives here."""
+        ...
+
+    @property
+    def has_batch(self) -> bool:
+        """A batch is in flight, or about to be."""
+        ...
+
+    @property
+    def stale_recalls(self) -> list[int]:
+        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
+        ...
+
+
+@final
+class View:
+    """The figures of one replica, exact at the instant of each read."""
+
+    __slots__ = ("_books", "_grows", "_scheduler")
+
+    def __init__(self, books: Books, scheduler: Scheduler) -> None:
+        self._books = books
+        self._scheduler = scheduler
+        self._grows = scheduler.grows
+
+    # --- no leap changes these --------------------------------------------------------------------
+    @property
+    def waiting_count(self) -> int:
+        """Requests in the waiting queue, preempted ones included."""
+        return self._scheduler.waiting_count
+
+    @property
+    def running_count(self) -> int:
+        """Admitted requests, prefill unfinished or decoding."""
+        return self._scheduler.running_count
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of waiting requests."""
+        return self._scheduler.waiting_tokens
+
+    @property
+    def blocks_total(self) -> int:
+        """KV blocks, less what a fault has taken away."""
+        return self._scheduler.blocks_total
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most requests that can run at once."""
+        return self._scheduler.max_num_seqs
+
+    @property
+    def pulls(self) -> bool:
+        """It may take prompts from a shared queue now."""
+        return self._scheduler.pulls
+
+    @property
+    def arrived(self) -> list[KvDelivered]:
+        """Deliveries of KV that wait for the boundary."""
+        return self._books.arrived
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here."""
+        return self._books.unfinished_migrations
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or arrives here."""
+        return self._books.is_idle
+
+    @property
+    def has_batch(self) -> bool:
+        """A batch is in flight, or about to be."""
+        return self._books.has_batch
+
+    def stale_recalls(self) -> list[int]:
+        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
+        return self._books.stale_recalls
+
+    def waiting(self) -> Iterable[Request]:
+        """Waiting requests, head first."""
+        return self._scheduler.waiting()
+
+    def failed(self) -> list[Request]:
+        """Requests that failed here and have not been reported."""
+        return [request for request, _ in self._scheduler.ledger.failed]
+
+    def can_ever_hold(self, request: Request) -> str:
+        """Empty, or why this replica could never serve the request, even alone."""
+        return self._scheduler.can_ever_hold(request)
+
+    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
+        """Blocks that this replica must reserve to take over these requests' KV."""
+        return self._scheduler.blocks_to_reserve(requests)
+
+    def holds(self, request: Request) -> bool:
+        """Whether it holds what a feature would load for the request (a LoRA adapter)."""
+        return any(part.holds(request) for part in self._scheduler.parts)
+
+    def watch_cache(self, watcher: PoolWatcher) -> bool:
+        """Tell of what its prefix cache holds; False if it has none."""
+        pool = self._scheduler.ledger.pool
+        if not isinstance(pool, BlockPool):
+            return False
+        pool.watcher = watcher
+        return True
+
+    # --- settled as they are read -----------------------------------------------------------------
+    @property
+    def blocks_used(self) -> int:
+        """KV blocks that are not free; cached blocks that no request references are."""
+        if self._grows:
+            self._books.settle()
+        return self._scheduler.blocks_used
+
+    @property
+    def blocks_free(self) -> int:
+        """KV blocks that can be taken."""
+        if self._grows:
+            self._books.settle()
+        return self._scheduler.ledger.pool.blocks_free
+
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        return self._books.tokens_produced
+
+    def late(self, at_ns: int) -> Signals | None:
+        """What was known of it at an earlier time; None where no history is kept."""
+        books = self._books
+        history = books.signals
+        if history is None:
+            return None
+        if books.signals_blocks:
+            books.settle()
+        found = history[0]
+        for one in history:
+            if one[0] > at_ns:
+                break
+            found = one
+        return found
+
+    def residents(self) -> Sequence[Request]:
+        """Running requests in order of admission, with exact token counts."""
+        self._books.settle()
+        return list(self._scheduler.residents())
+
+    def prefix_match(self, request: Request) -> int:
+        """Prompt tokens of the request that its prefix cache holds."""
+        self._books.settle()
+        return self._scheduler.prefix_match(request)
+
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """There are blocks for the KV of these requests."""
+        return self.blocks_to_reserve(requests) <= self.blocks_free
+
+    def look_up(self, request: Request) -> None:
+        """Write the counts of a request that it holds to the request."""
+        self._books.settle()
+        self._scheduler.look_up(request)
+
+    def recount(self) -> list[str]:
+        """Full check of its counts; one line for each thing that is wrong."""
+        self._books.settle()
+        return self._scheduler.recount()
+
+    # --- in the books by now: a leap in flight enters its own as it ends --------------------------
+    @property
+    def booked_busy_ns(self) -> int:
+        """Time in iterations that have ended, ns; of a leap in flight none."""
+        self._books.settle()
+        return self._books.busy_ns
+
+    # --- promises: certain without a look at what is in flight ------------------------------------
+    def promised_load(self, waiting: int, running: int) -> int:
+        """Waiting and running requests, with these weights: no leap in flight changes it."""
+        scheduler = self._scheduler
+        return waiting * scheduler.waiting_count + running * scheduler.running_count
+
+    @property
+    def promised_blocks_free(self) -> int:
+        """Free blocks before what a leap in flight has taken by now: `blocks_free` is no more."""
+        return self._scheduler.ledger.pool.blocks_free
+
+
+class ReplicaHandle:
+    """A replica for all others: its place, its state, its lock and its mailbox.
+
+    Its books are behind `view()`. Only the replica itself writes to it.
+    """
+
+    replica_id: int
+    name: str
+    state: ReplicaState
+    model: int
+    """Which of the served models it serves."""
+    machine: int
+    grid: Grid
+    gpus: tuple[int, ...]
+    stages: int
+    lock: Lock
+    """Held by the watcher that sends KV here, or to keep KV away."""
+    actor: ReplicaActorPort
+    """Where messages for this replica go; set by the actor."""
+    incarnation: int
+    """Grows at each crash: what was meant for an earlier life is dropped."""
+    is_paused: bool
+    """The process stands still (`crash.py`), and no other actor need know."""
+    paused_ns: int
+    is_closing: bool
+    """It waits for its own lock."""
+    model_loaded: bool
+    slowdown: float
+    """Iterations take so many times longer (a straggler)."""
+    state_since_ns: int
+    state_ns: dict[ReplicaState, int]
+    history: list[str]
+    """Its transitions, for people."""
+
+    __slots__ = (
+        "_view",
+        "actor",
+        "clock",
+        "gpus",
+        "grid",
+        "history",
+        "incarnation",
+        "is_closing",
+        "is_paused",
+        "is_touched",
+        "latency",
+        "lock",
+        "machine",
+        "model",
+        "model_loaded",
+        "name",
+        "paused_ns",
+        "recall_tokens_lost",
+        "replica_id",
+        "slowdown",
+        "stages",
+        "state",
+        "state_ns",
+        "state_since_ns",
+        "touch_log",
+        "wave",
+    )
+
+    _view: View
+    is_touched: bool
+    """It is in the log of touches already, or there is none."""
+    touch_log: list[ReplicaHandle] | None
+    """Where to say that the queues have changed, if a router keeps an order of loads."""
+    latency: LatencyBackend
+    """What its iterations cost."""
+    clock: Kernel
+    wave: GroupWave | None
+    """Its data-parallel group."""
+    recall_tokens_lost: int
+    """Tokens that are computed since a tier has lost them, at its last loss."""
+
+    def keep_signals(self, delay_ns: int, *, with_blocks: bool) -> None:
+        """From now on keep what was known of it for so long; `with_blocks`: their use, too."""
+        raise NotImplementedError
+
+    def forget_cache(self) -> bool:
+        """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
+        raise NotImplementedError
+
+    def tell_touches(self, log: list[ReplicaHandle]) -> None:
+        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
+        self.touch_log = log
+        self.is_touched = False
+
+    def seen(self) -> None:
+        """The queues have been looked at: the next change is told again."""
+        self.is_touched = False
+
+    def touch(self) -> None:
+        """The numbers of waiting and running requests may have changed: a router looks again."""
+        if not self.is_touched and self.touch_log is not None:
+            self.is_touched = True
+            self.touch_log.append(self)
+
+    def view(self) -> View:
+        """Its figures, exact at the instant of each read."""
+        return self._view
