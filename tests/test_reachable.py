@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ENTRIES = ("emu", "emu.__main__", "emu.entry", "emu.cli", "emu.api")
+ENTRIES = ("emu", "emu.__main__", "emu.entry", "emu.cli", "emu.api", "emu.testing")
 
 
 def modules() -> dict[str, Path]:
