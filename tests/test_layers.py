@@ -17,6 +17,7 @@ ORDER = (
     *(
         "scheduling",
         "features",
+        "engines",
         "astra",
         "replica",
         "migration",

@@ -36,7 +36,7 @@ from emu.catalogue import sizes
 from emu.config.schema import AstraTable
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.coefficients import kernels_of, scaled
+from emu.latency.coefficients import scaled
 from emu.latency.context import LatencyContext, collective_system, link_dims
 from emu.latency.engine import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
@@ -532,7 +532,11 @@ def _times(context: LatencyContext) -> LayerTimes:
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
+        kernels=scaled(
+            context.kernels.coefficients(context.gpu),
+            table.compute_efficiency,
+            table.memory_efficiency,
+        ),
         collective_ns=_no_collectives,
         round_tokens_to=table.round_tokens_to,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
-from emu.config.names import ENGINES
+from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
 from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
 from emu.features.base import Feature
@@ -501,10 +501,16 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         _placement(rng, tables)
 
 
+ENGINE_LABELS: Final = (
+    *(engine_label(name, version) for name, words in ENGINES.items() for version in words.versions),
+    NO_ENGINE,
+)
+
+
 def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
     """What happens around the kernels."""
     drawn: dict[str, Sequence[Any]] = {
-        "engine": ENGINES,
+        "engine": ENGINE_LABELS,
         "sampling": ("auto", "greedy", "random", "top_p"),
         "penalties": ("auto", "on", "off"),
         "front_end": (True, False),
@@ -514,11 +520,15 @@ def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
     for key, values in drawn.items():
         if chance(rng, 0.25):
             table[key] = pick(rng, values)
+    label = table.pop("engine", "")
+    if label:
+        name, version = engine_words(label)
+        tables["engine"] = {"name": name, "version": version} if version else {"name": name}
     if chance(rng, 0.15):
         table["host_overhead"] = False
-    elif table.get("engine") != "none" and chance(rng, 0.15):
+    elif label != NO_ENGINE and chance(rng, 0.15):
         table["enforce_eager"] = True
-    if table.get("engine") == "none" or table.get("host_overhead") is False:
+    if label == NO_ENGINE or table.get("host_overhead") is False:
         table.pop("jitter", None)
     if chance(rng, 0.15):
         table["step_overhead_us"] = float(pick(rng, (-1.0, 0.0, 700.0)))

@@ -52,6 +52,7 @@ from emu.runs.runner import prepare, run_in_kernel
 _OUTSIDE: Final = "names a file from outside, which no seed can make"
 _TRIAL: Final = "the trial says itself what is written, for its judge"
 _PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
+_WHOLE: Final = "the engine is drawn for the whole world"
 _ONE: Final = "has a single word; any other is a class of the user's own"
 
 NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
@@ -64,7 +65,7 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
                 *("workload.synthetic.prompt.path", "workload.synthetic.output.path"),
                 *("latency.path", "latency.hardware", "latency.tables"),
                 *("latency.backend=profile", "latency.backend=vidur"),
-                "latency.backend=aiconfigurator",
+                *("latency.backend=aiconfigurator", "engine.learned"),
             ),
             _OUTSIDE,
         ),
@@ -82,6 +83,7 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _PROGRAM,
         ),
+        **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
         **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
         **{key: why for feature in all_features() for key, why in feature.undrawn.items()},

@@ -262,7 +262,7 @@ def learn(
 ) -> int:
     """An engine's model from a benchmark's result files, or from a live server.
 
-    Writes OUTPUT/NAME.toml for `latency.engine`, judged at a load that it was not fitted to, and
+    Writes OUTPUT/NAME.toml for `engine.learned`, judged at a load that it was not fitted to, and
     the workload and configuration that the data were made into.
 
     Parameters
@@ -282,7 +282,8 @@ def learn(
     dtype
         Weights, as model.dtype; empty = the model's own.
     engine
-        The engine to start from (latency.engine); empty = the server's version, else the default.
+        The engine to start from (vllm-0.15, or a FILE.toml); empty = as the server says, else the
+        default.
     max_num_seqs
         The server's limit; 0 = vLLM's default.
     max_num_batched_tokens
@@ -583,7 +584,7 @@ def fidelity(
     leave_out
         Fit the engine's constants without each model, GPU or run in turn; judge them on it.
     fit
-        Fit the engine's constants to all runs and write them to this file (latency.engine).
+        Fit the engine's constants to all runs and write them to this file (engine.learned).
     rounds
         Further rounds of a fit.
     learn

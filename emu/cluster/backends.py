@@ -23,7 +23,6 @@ from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.context import (
     LatencyContext,
     collectives,
-    engine_of,
     engine_steps,
     make_roofline,
 )
@@ -67,12 +66,12 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
 def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
     """The backend with the corrections of its engine, if it has any."""
-    engine = engine_of(context.table, context.source)
+    engine = context.engine
     if engine is None or not engine.is_corrected:
         return inner
     if inner.foreign:
         problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
-        raise InputError(context.source, None, "latency.engine", problem)
+        raise InputError(context.source, None, "engine.learned", problem)
     from emu.latency.corrected import CorrectedBackend
 
     return CorrectedBackend(inner, engine)
@@ -118,7 +117,7 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    has_engine = engine_of(table, context.source) is not None
+    has_engine = context.engine is not None
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.expert_routing != "balanced" and table.backend in (
         "linear",

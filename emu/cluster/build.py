@@ -35,7 +35,6 @@ from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.context import engine_of
 from emu.latency.engine_steps import Intake, OutputStream
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
@@ -243,11 +242,10 @@ def build_replica(
     if plan.has_front_end and plan.engine is not None:
         replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
-        engine = engine_of(plan.latency)
-        assert engine is not None  # the plan has looked
+        assert plan.bound is not None  # the plan has looked
         from emu.latency.engine_steps import Jitter
 
-        replica.pace.set_jitter(Jitter(engine, config.seed, plan.replica_id))
+        replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         import numpy as np

@@ -18,9 +18,9 @@ from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
-from emu.config.check import overridden, placing
+from emu.config.check import engine_with, overridden, placing
 from emu.config.features import is_widened
-from emu.config.names import is_import_path
+from emu.config.names import NO_ENGINE, is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import (
     Config,
@@ -34,10 +34,12 @@ from emu.config.schema import (
     SchedulerTable,
     ServedModelTable,
 )
+from emu.engines.bundle import BoundEngine, Server
+from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
-from emu.kv.memory import NULL_BLOCKS, MemoryPlan, MemoryRule, engine_memory, engine_plan
-from emu.latency.context import LatencyContext, check_collectives, engine_of
+from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.context import LatencyContext, PlainKernels, check_collectives
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
@@ -77,6 +79,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     num_blocks: int
     max_model_tokens: int
+    bound: BoundEngine | None = None
+    """The serving engine; None = kernels alone."""
     served: str = ""
     """What requests call its model."""
     shared: bool = False
@@ -121,13 +125,22 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
         is_known = self.latency.backend in _KERNEL_TIMES
-        return engine_of(self.latency) if is_known else None
+        return self.bound.model if is_known and self.bound is not None else None
+
+    @property
+    def engine_label(self) -> str:
+        """The engine in one word, and the file of its constants; "none" for kernels alone."""
+        return NO_ENGINE if self.bound is None else self.bound.label
+
+    @property
+    def runs_own_scheduler(self) -> bool:
+        """The scheduler is the one of its engine."""
+        return self.bound is not None and self.scheduler.policy in self.bound.engine.policies
 
     @property
     def has_front_end(self) -> bool:
         """Clients reach the engine through its API server."""
-        wants = self.latency.front_end and self.scheduler.policy == "vllm"
-        return wants and self.engine is not None
+        return self.latency.front_end and self.runs_own_scheduler and self.engine is not None
 
     def can_hold(self, tokens: int) -> bool:
         """Whether the KV of one sequence of so many tokens fits."""
@@ -172,6 +185,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What its latency backend is built from."""
         return LatencyContext(
             table=self.latency,
+            engine=None if self.bound is None else self.bound.model,
+            kernels=PlainKernels() if self.bound is None else self.bound.kernels,
             network=config.network,
             model=self.model,
             gpu=self.gpu,
@@ -279,7 +294,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
 
             check_astra(latency_context)
     for replica in replicas:
-        if replica.latency.jitter and engine_of(replica.latency) is None:
+        if replica.latency.jitter and replica.bound is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")
     if is_widened(config) or any(replica.features for replica in replicas):
         from emu.features.registry import all_features
@@ -306,42 +321,29 @@ def _plan_group(
     scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
     latency = override(config.latency, table.latency, f"{key}.latency", source)
     model = _model(model_table, source)
+    bound = _bound(config, group, latency, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
     features = _features(config, table, model, scheduler, latency, source)
     draft = _layers_beside(features, scheduler, model, table.tensor_parallel, source)
-    layout = None
-    if model.is_hybrid:
-        keeps_groups = (
-            scheduler.policy == "vllm"
-            and table.role == "colocated"
-            and table.pipeline_parallel == 1
-            and not table.data_parallel_group
-            and not config.network.tiers
-        )
-        layout = _hybrid_layout(
-            model if draft is None else with_draft_layers(model, draft),
-            table,
-            model_table,
-            scheduler,
-            features,
-            keeps_groups,
-            f"{source}: {key}",
-        )
+    layout = _layout_of(config, group, model_table, scheduler, model, draft, features, source)
     if layout is not None and features:
         _features(config, table, model, scheduler, latency, source, has_groups=True)
-    memories: dict[int, tuple[MemoryPlan, int]] = {}
+    counted = _counted_engine(scheduler, latency, bound)
+    longest = model_table.max_model_tokens or model.max_position
+    memories: dict[int, tuple[SchedulerTable, MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
-            memories[machine.table] = _memory(
+            its = filled(scheduler, bound, Server(gpu=gpu, max_model_tokens=longest))
+            divided = _memory(
                 table,
                 model_table,
                 model,
-                scheduler,
-                latency,
+                its,
+                counted,
                 gpu,
                 layout,
                 draft,
@@ -349,7 +351,8 @@ def _plan_group(
                 source,
                 key,
             )
-        memory, num_blocks = memories[machine.table]
+            memories[machine.table] = (its, *divided)
+        its, memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
             group=group,
@@ -366,17 +369,50 @@ def _plan_group(
             expert_parallel=table.expert_parallel,
             data_parallel_group=table.data_parallel_group,
             placement=table.placement,
-            scheduler=scheduler,
+            scheduler=its,
             latency=latency,
             memory=memory,
             num_blocks=num_blocks,
-            max_model_tokens=model_table.max_model_tokens or model.max_position,
+            max_model_tokens=longest,
+            bound=bound,
             served=model_table.label,
             shared=table.shared,
             kv_layout=layout,
             draft=draft,
             features=features,
         )
+
+
+def _layout_of(
+    config: Config,
+    group: int,
+    model_table: ModelTable,
+    scheduler: SchedulerTable,
+    model: ModelSpec,
+    draft: Draft | None,
+    features: Sequence[Feature],
+    source: str,
+) -> KvLayout | None:
+    """How the layers of a hybrid model share KV blocks; None = all layers keep all tokens."""
+    if not model.is_hybrid:
+        return None
+    table = config.replicas[group]
+    keeps_groups = (
+        scheduler.policy == "vllm"
+        and table.role == "colocated"
+        and table.pipeline_parallel == 1
+        and not table.data_parallel_group
+        and not config.network.tiers
+    )
+    return _hybrid_layout(
+        model if draft is None else with_draft_layers(model, draft),
+        table,
+        model_table,
+        scheduler,
+        features,
+        keeps_groups,
+        f"{source}: replicas.{group}",
+    )
 
 
 def _features(
@@ -420,7 +456,7 @@ def _memory(
     model_table: ModelTable,
     model: ModelSpec,
     scheduler: SchedulerTable,
-    latency: LatencyTable,
+    engine: BoundEngine | None,
     gpu: GpuSpec,
     layout: KvLayout | None,
     draft: Draft | None,
@@ -429,12 +465,11 @@ def _memory(
     key: str,
 ) -> tuple[MemoryPlan, int]:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
-    engine, tp = _counted_engine(scheduler, latency), table.tensor_parallel
+    tp = table.tensor_parallel
     reserve = 0
     if engine is not None:
-        kept = engine_memory(
+        kept = engine.memory.kept(
             model,
-            _memory_rule(engine),
             tp=table.tensor_parallel,
             element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
             max_num_seqs=scheduler.requests_max,
@@ -459,7 +494,7 @@ def _memory(
         slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
         source=f"{source}: {key}",
     )
-    blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)
+    blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return memory, scheduler.num_blocks or blocks
 
 
@@ -502,21 +537,20 @@ def _hybrid_layout(
     return None if layout.is_uniform else layout
 
 
-def _counted_engine(scheduler: SchedulerTable, latency: LatencyTable) -> EngineModel | None:
+def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> BoundEngine | None:
+    """The engine of a group of replicas; None = kernels alone."""
+    keys = config.replicas[group].engine
+    key = f"replicas.{group}." if keys else ""
+    return bind(engine_with(config.engine, keys), latency, source, key)
+
+
+def _counted_engine(
+    scheduler: SchedulerTable, latency: LatencyTable, bound: BoundEngine | None
+) -> BoundEngine | None:
     """The engine by whose start the memory is divided; None = by the plain rule."""
-    if scheduler.policy != "vllm" or latency.backend not in _KERNEL_TIMES:
+    if bound is None or latency.backend not in _KERNEL_TIMES:
         return None
-    return engine_of(latency)
-
-
-def _memory_rule(engine: EngineModel) -> MemoryRule:
-    return MemoryRule(
-        context_bytes=engine.context_bytes,
-        parallel_bytes=engine.parallel_bytes,
-        logit_bytes=engine.logit_bytes,
-        logit_bytes_many=engine.logit_bytes_many,
-        expert_chunk_tokens=engine.expert_chunk_tokens,
-    )
+    return bound if scheduler.policy in bound.engine.policies else None
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:

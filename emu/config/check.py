@@ -25,11 +25,12 @@ from msgspec import inspect
 
 from emu.config import names, schema
 from emu.config.features import is_widened, with_keys
-from emu.config.names import nearest, unknown_key, unknown_value
+from emu.config.names import engine_moved, nearest, unknown_key, unknown_value
 from emu.config.schema import (
     AiconfiguratorTable,
     AstraTable,
     Config,
+    EngineTable,
     FasterTransformerTable,
     FaultTable,
     FcfsTable,
@@ -465,13 +466,29 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
     return _read(merged, kind)
 
 
+def engine_with(table: EngineTable, changes: Mapping[str, Any]) -> EngineTable:
+    """An engine's table with some keys changed: another engine has its own version, and constants
+    that were learned belong to the version that their file names.
+
+    Raises msgspec.ValidationError.
+    """
+    kept: dict[str, Any] = msgspec.to_builtins(table)
+    if "name" in changes and changes["name"] != table.name:
+        kept |= {"version": "", "learned": ""}
+    if changes.get("learned"):
+        kept["version"] = ""
+    return msgspec.convert(kept | dict(changes), prepared(EngineTable))
+
+
 # --- the check ------------------------------------------------------------------------------------
 Problem = tuple[Path, str]
 
 PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
+    (schema.ReplicaTable, "engine"): schema.EngineTable,
     (schema.ReplicaTable, "scheduler"): schema.SchedulerTable,
     (schema.ReplicaTable, "latency"): schema.LatencyTable,
     (schema.ReplicaTable, "model"): schema.ModelTable,
+    (schema.ServedModelTable, "engine"): schema.EngineTable,
     (schema.ServedModelTable, "scheduler"): schema.SchedulerTable,
     (schema.ServedModelTable, "latency"): schema.LatencyTable,
     (schema.ServedModelTable, "autoscale"): schema.AutoscaleTable,
@@ -661,6 +678,9 @@ class _Checker:
             where = (*path, key)
             if key not in known and key in elsewhere_here:
                 continue  # told above
+            if key not in known and path[-1:] == ("latency",) and key == "engine":
+                yield where, engine_moved(inner)
+                continue
             if key not in known:
                 elsewhere = {} if partial else self.elsewhere
                 is_sweep = where == ("base",)

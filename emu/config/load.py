@@ -35,6 +35,7 @@ from emu.config.check import (
     check_document,
     convert,
     dotted,
+    engine_with,
     line_of,
     locate,
     shown,
@@ -46,10 +47,11 @@ from emu.config.check import (
 )
 from emu.config.features import features_problems
 from emu.config.names import is_file_path, is_import_path, unknown_value
-from emu.config.presets import PRESETS, expand_models, fill_preset, fleet_problems
+from emu.config.presets import PRESETS, expand_models, fill_engine, fill_preset, fleet_problems
 from emu.config.schema import (
     ArrivalsTable,
     Config,
+    EngineTable,
     LengthsTable,
     ProfileTable,
     ReplicaTable,
@@ -90,9 +92,29 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     )
 
 
-def _engine(path: Path, value: object) -> Iterator[Problem]:
-    if isinstance(value, str) and value not in names.ENGINES and not value.endswith(".toml"):
-        yield path, unknown_value(value, [*names.ENGINES, "FILE.toml"])
+def _engines(config: Config) -> Iterator[Problem]:
+    """Each engine is modeled in its version, and learned constants belong to one."""
+    yield from _engine((), config.engine, config.scheduler.policy)
+    groups: list[tuple[Path, dict[str, Any], dict[str, Any]]] = [
+        *((("replicas", i), g.engine, g.scheduler) for i, g in enumerate(config.replicas)),
+        *((("models", i), m.engine, m.scheduler) for i, m in enumerate(config.models)),
+    ]
+    for here, engine, scheduler in groups:
+        if engine or "policy" in scheduler:
+            policy = str(scheduler.get("policy", config.scheduler.policy))
+            yield from _engine(here, engine_with(config.engine, engine), policy)
+
+
+def _engine(here: Path, table: EngineTable, policy: str) -> Iterator[Problem]:
+    found = names.engine_problem(table.name, table.version)
+    if found is not None:
+        yield (*here, "engine", found[0]), found[1]
+        return
+    if table.name == names.NO_ENGINE and table.learned:
+        yield (*here, "engine", "learned"), "engine none has no constants that a file could change"
+    problem = names.policy_problem(table.name, policy)
+    if problem:
+        yield (*here, "scheduler", "policy"), problem
 
 
 def _words(config: Config) -> Iterator[Problem]:
@@ -104,13 +126,10 @@ def _words(config: Config) -> Iterator[Problem]:
     yield from _word(("migration", "policy"), config.migration.policy, names.MIGRATIONS)
     if config.migration.policy not in names.MIGRATIONS and not config.migration.rebalance:
         yield ("migration", "policy"), "is asked for nothing without migration.rebalance = true"
-    yield from _engine(("latency", "engine"), config.latency.engine)
+    yield from _engines(config)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
-    for index, group in enumerate(config.replicas):
-        if "engine" in group.latency:
-            yield from _engine(("replicas", index, "latency", "engine"), group.latency["engine"])
     if config.autoscale is not None:
         yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
         preset = config.autoscale.preset
@@ -518,7 +537,7 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("workload", "synthetic", "prompt", "path"), True),
     (("workload", "synthetic", "output", "path"), True),
     (("latency", "path"), True),
-    (("latency", "engine"), True),
+    (("engine", "learned"), True),
     (("latency", "replay"), True),
     (("latency", "cache"), False),
     (("latency", "binary"), False),
@@ -596,6 +615,7 @@ class _Loading:
             problem = "[[models]] share all GPUs: give them or [[replicas]], not both"
             self._refuse([(("replicas",), problem)])
         fill_preset(self.raw)
+        fill_engine(self.raw)
         path_problems = [*self._resolve_paths(), *self._resolve_plugins(self.raw, ())]
         try:
             config = convert(self.raw)
@@ -644,7 +664,7 @@ class _Loading:
             for index in range(len(self.raw.get(name, []))):
                 extra += [
                     ((name, index, "latency", "path"), True),
-                    ((name, index, "latency", "engine"), True),
+                    ((name, index, "engine", "learned"), True),
                     ((name, index, "latency", "replay"), True),
                     ((name, index, "latency", "cache"), False),
                     ((name, index, "latency", "binary"), False),
@@ -658,8 +678,6 @@ class _Loading:
             value = holder.get(path[-1], "")
             if not value or (path[-1] == "binary" and "/" not in value):
                 continue  # a bare program name is looked up on PATH
-            if path[-1] == "engine" and not str(value).endswith(".toml"):
-                continue  # one that emu knows by name
             joined = self.base_dir / _expanded(value)
             holder[path[-1]] = str(joined)
             # The table of aiconfigurator is written there if it does not exist.

@@ -11,7 +11,8 @@ import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
 
 from emu.errors import InputError
 
@@ -23,7 +24,25 @@ ROUTERS: Final = (
     "prefix_aware",
     "lora_affinity",
 )
-ENGINES: Final = ("vllm-0.11", "vllm-0.15", "vllm-0.19", "none")
+
+
+class EngineWords(NamedTuple):
+    """What a configuration may say of one serving engine (`emu/engines/` models it)."""
+
+    versions: tuple[str, ...]
+    """Modeled, the oldest first."""
+    default: str
+    """The version where none is given."""
+    policies: tuple[str, ...]
+    """Values of `scheduler.policy` that are this engine's own; the first is its default."""
+
+
+ENGINES: Final[dict[str, EngineWords]] = {
+    "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), default="0.15", policies=("vllm",)),
+}
+"""Serving engines by name. Policies of no engine are those of simulators, and go with any."""
+NO_ENGINE: Final = "none"
+"""`engine.name` for kernels alone: no host, no graphs, no front end."""
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
 DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
@@ -134,6 +153,80 @@ def unknown_key(key: str, here: Sequence[str], elsewhere: Mapping[str, str]) -> 
 def unknown_value(value: str, known: Sequence[str], what: str = "expected one of") -> str:
     """The problem text for a word that is not among the known ones."""
     return f'{what} {", ".join(known)}; got "{value}"{did_you_mean(value, known)}'
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of serving engines: one spelling here, those of other programs where their files are read.
+
+_SPELLINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "trtllm": "tensorrt-llm",
+        "trt-llm": "tensorrt-llm",
+        "trt": "tensorrt-llm",
+        "tensorrtllm": "tensorrt-llm",
+        "tensorrt_llm": "tensorrt-llm",
+        "tensorrt-llm": "tensorrt-llm",
+        "sgl": "sglang",
+        "sglang": "sglang",
+        "vllm": "vllm",
+    }
+)
+_VERSIONED: Final = r"([A-Za-z][A-Za-z_ -]*?)?(?:[ /@:=-]*v?(\d+(?:\.\d+)*)\S*)?"
+
+
+def engine_label(name: str, version: str) -> str:
+    """`vllm-0.15`: an engine of one version, as lines, tables and files call it."""
+    return f"{name}-{version}" if version else name
+
+
+def engine_words(text: str) -> tuple[str, str]:
+    """(name, version) of an engine as programs write it; either is empty if the text lacks it.
+
+    `vllm-0.15`, `vLLM 0.15.1`, `vllm==0.15.1`, `TRTLLM`, `0.15`: versions have two numbers.
+    """
+    found = re.fullmatch(_VERSIONED, text.strip())
+    if found is None:
+        return text.strip(), ""
+    word = (found.group(1) or "").strip().lower().replace(" ", "-")
+    return _SPELLINGS.get(word, word), ".".join((found.group(2) or "").split(".")[:2])
+
+
+def engine_problem(name: str, version: str) -> tuple[str, str] | None:
+    """(key, problem) of an engine that is not modeled; None if it is, or "none"."""
+    if name == NO_ENGINE:
+        return ("version", "engine none has no versions") if version else None
+    if name not in ENGINES:
+        return "name", unknown_value(name, [*ENGINES, NO_ENGINE])
+    if version and version not in ENGINES[name].versions:
+        known = ", ".join(ENGINES[name].versions)
+        return "version", f'{name} "{version}" is not modeled; modeled are {known}'
+    return None
+
+
+def policy_problem(engine: str, policy: str) -> str:
+    """Why an engine cannot run this scheduler; empty if it can.
+
+    Kernels alone (engine none) go with every scheduler.
+    """
+    owners = [name for name, words in ENGINES.items() if policy in words.policies]
+    if engine == NO_ENGINE or not owners or engine in owners:
+        return ""
+    own = " or ".join(f'"{name}"' for name in ENGINES[engine].policies)
+    return f'"{policy}" is the scheduler of engine {" and ".join(owners)}; {engine} has {own}'
+
+
+def engine_moved(value: object) -> str:
+    """The problem text for `latency.engine`, where an engine was named before."""
+    if value == NO_ENGINE:
+        now = f'name = "{NO_ENGINE}"'
+    elif isinstance(value, str) and value.endswith(".toml"):
+        now = f'learned = "{value}"'
+    elif isinstance(value, str) and engine_problem(*engine_words(value)) is None:
+        name, version = engine_words(value)
+        now = f'name = "{name}", version = "{version}"'
+    else:
+        now = "name, version, learned"
+    return f"engines have a table of their own now: [engine] {now}"
 
 
 # --- files: what cannot be read is one line; examples in the package ------------------------------

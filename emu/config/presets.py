@@ -13,7 +13,15 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.config.schema import AutoscaleTable, Config, ModelTable, ReplicaTable, ServedModelTable
+from emu.config.names import ENGINES
+from emu.config.schema import (
+    AutoscaleTable,
+    Config,
+    EngineTable,
+    ModelTable,
+    ReplicaTable,
+    ServedModelTable,
+)
 
 _LIVE = {"executor": "blitz", "multicast": "tanz", "nvlink": True, "mutate": True}
 
@@ -104,6 +112,20 @@ def _merge(table: dict[str, Any], keys: Mapping[str, Any]) -> None:
                 _merge(inner, value)
         else:
             table.setdefault(key, value)
+
+
+def fill_engine(raw: dict[str, Any]) -> None:
+    """Write the engine's version and scheduler into the document, in place: what runs is told.
+
+    A learned file says itself which version it changes.
+    """
+    table = raw.setdefault("engine", {})
+    words = ENGINES.get(table.get("name", EngineTable().name))
+    if words is None:
+        return
+    if not table.get("version") and not table.get("learned"):
+        table["version"] = words.default
+    raw.setdefault("scheduler", {}).setdefault("policy", words.policies[0])
 
 
 def fill_preset(raw: dict[str, Any]) -> None:
@@ -237,6 +259,7 @@ def _table(
         gpus=[gpu for slot in slots for gpu in slot],
         shared=shared,
         model=keys,
+        engine=dict(model.engine),
         scheduler=dict(model.scheduler),
         latency=dict(model.latency),
     )

@@ -35,6 +35,7 @@ from emu.config.tables import (
 from emu.config.tables.serving import (
     AiconfiguratorTable,
     AstraTable,
+    EngineTable,
     FasterTransformerTable,
     FcfsTable,
     LatencyTable,
@@ -230,6 +231,9 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         bool,
         doc("Its `gpus` may belong to other shared replicas too; one of them is loaded at a time."),
     ] = False
+    engine: Annotated[dict[str, Any], doc("Keys of [engine] to override.")] = field(
+        default_factory=dict
+    )
     scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
         default_factory=dict
     )
@@ -257,6 +261,9 @@ class ServedModelTable(ModelTable, kw_only=True, frozen=True):
     ] = 0
     slo: Annotated[SloTable | None, doc("Its objectives; absent = those of [slo].")] = None
     autoscale: Annotated[dict[str, Any], doc("Keys of [autoscale] to override.")] = field(
+        default_factory=dict
+    )
+    engine: Annotated[dict[str, Any], doc("Keys of [engine] to override.")] = field(
         default_factory=dict
     )
     scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
@@ -725,6 +732,7 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
 __all__ = [
     "AiconfiguratorTable",
     "AstraTable",
+    "EngineTable",
     "FasterTransformerTable",
     "FcfsTable",
     "LatencyTable",
@@ -760,6 +768,7 @@ class Config(Table, kw_only=True, frozen=True):
     models: list[ServedModelTable] = field(default_factory=list)
     workload: WorkloadTable = field(default_factory=WorkloadTable)
     router: RouterTable = field(default_factory=RouterTable)
+    engine: EngineTable = field(default_factory=EngineTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)
     latency: LatencyTable = field(default_factory=RooflineTable)
     network: NetworkTable = field(default_factory=NetworkTable)

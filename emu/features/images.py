@@ -34,8 +34,8 @@ from emu.features.modes import (
     Seat,
 )
 from emu.latency.base import BatchShape, Work
-from emu.latency.coefficients import Kernels, kernels_of
-from emu.latency.context import LatencyContext, PassPart, engine_collectives, engine_of
+from emu.latency.coefficients import Kernels
+from emu.latency.context import LatencyContext, PassPart, engine_collectives
 from emu.latency.kernels import AttentionCost, CollectiveNs, Ops
 from emu.latency.parts import pricer_of
 from emu.latency.roofline import LayerCosts
@@ -411,11 +411,11 @@ class TowerPart(msgspec.Struct, frozen=True):
 
 def tower_costs(context: LatencyContext) -> TowerCosts:
     """What images take on the replica's ranks."""
-    engine = engine_of(context.table, context.source)
+    engine = context.engine
     return TowerCosts(
         context.model,
         context.gpu,
-        kernels_of(context.gpu),
+        context.kernels.coefficients(context.gpu),
         engine_collectives(context),
         context.tensor_parallel,
         0 if engine is None else engine.launch_ns,

@@ -33,7 +33,6 @@ from emu.features.modes import (
     Seat,
 )
 from emu.latency.base import BatchShape, Work
-from emu.latency.coefficients import kernels_of
 from emu.latency.context import LatencyContext, PassPart
 from emu.latency.kernels import Ops
 from emu.request import Request
@@ -252,7 +251,7 @@ class LoraPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def pricer(self, context: LatencyContext) -> LoraPricer:
         """What adapters take on such a replica."""
-        ops = Ops(context.gpu, kernels_of(context.gpu), _WEIGHT_BYTES)
+        ops = Ops(context.gpu, context.kernels.coefficients(context.gpu), _WEIGHT_BYTES)
         return LoraPricer(self, ops, adapted_matrices(context.model, context.tensor_parallel))
 
 

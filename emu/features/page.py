@@ -28,7 +28,7 @@ modules declare.
 """
 SMALL: Final[Mapping[str, Any]] = {
     "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 8}],
-    "latency": {"engine": "none"},
+    "engine": {"name": "none"},
 }
 """A small cluster, which the examples of features and modes change."""
 

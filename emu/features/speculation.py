@@ -43,7 +43,7 @@ from emu.features.modes import (
     Seat,
 )
 from emu.latency.base import BatchShape, LatencyBackend, Verify
-from emu.latency.context import LatencyContext, PassPart, engine_of, make_roofline
+from emu.latency.context import LatencyContext, PassPart, make_roofline
 from emu.latency.parts import AddedBackend, Pricer
 from emu.latency.roofline import RooflineBackend
 from emu.request import Request
@@ -389,10 +389,10 @@ class DraftPart(msgspec.Struct, frozen=True):
 
     def pricer(self, context: LatencyContext) -> Pricer:
         """The drafter's passes on such a replica, or what the configuration says of them."""
-        engine = engine_of(context.table, context.source)
+        engine = context.engine
         if engine is not None and engine.is_corrected:
             problem = f"its corrections know no drafts ({_KEY})"
-            raise InputError(context.source, None, "latency.engine", problem)
+            raise InputError(context.source, None, "engine.learned", problem)
         drafts = self.table
         step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
         passes = None
@@ -414,6 +414,7 @@ def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
         tensor_parallel=draft.tensor_parallel,
         expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
         table=msgspec.structs.replace(table, host_overhead=False),
+        engine=None,
         parts=(),
     )
     return make_roofline(alone, table, has_engine=False)

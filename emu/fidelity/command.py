@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from emu.engines.registry import engine_text
 from emu.errors import InputError, printable
 from emu.fidelity.board import (
     Group,
@@ -40,14 +41,15 @@ from emu.fidelity.fit import (
     evidence_of,
     first_stage,
     fit,
+    fitted_runs,
     half,
     leave_out,
     prior_text,
+    shipped,
     slopes_of,
     usable_runs,
 )
 from emu.fidelity.runs import METRICS, MeasuredRun, Unread
-from emu.latency.engine import DEFAULT_ENGINE, engine_text
 from emu.process.exits import open_console
 
 _NAMES = {
@@ -101,7 +103,8 @@ def fidelity_command(
         found, rows = fit(runs, rows, processes, rounds, tuple(overrides))
         fits["all"] = found
         title = f"constants fitted to these runs ({fit_to})"
-        fit_to.write_text(engine_text(found.engine, DEFAULT_ENGINE), encoding="utf-8")
+        base = shipped(fitted_runs(runs)[0]).label
+        fit_to.write_text(engine_text(found.engine, base), encoding="utf-8")
     systems = [] if needs_fit or only else _systems(directory, overrides)
     console = open_console()
     if as_json:

@@ -12,20 +12,18 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from emu.engines.bundle import Engine
+from emu.engines.registry import BUNDLES, engine_named, engine_text
 from emu.errors import InputError
 from emu.fidelity.board import Answer, Row, Task, answers, rows_of, tasks_of
-from emu.fidelity.runs import MeasuredRun, engine_name
+from emu.fidelity.runs import MeasuredRun
 from emu.latency.engine import (
-    DEFAULT_ENGINE,
-    ENGINES,
     METRICS,
     NAMES,
     PARAMETERS,
     EngineModel,
     Floats,
     Posterior,
-    engine_model,
-    engine_text,
     values_of,
     with_values,
 )
@@ -91,8 +89,10 @@ def sensitivity(
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
         tasks = []
         for key, engine in enumerate([base, *(_moved(base, c) for c in CONSTANTS)]):
-            setting = _setting(Path(name), f"moved{key}", engine)
-            tasks += [Task(run, 1, (*overrides, setting), part=_PART, key=key) for run in runs]
+            setting = _settings(Path(name), f"moved{key}", runs, engine)
+            tasks += [
+                Task(run, 1, (*overrides, setting[run.run_id]), part=_PART, key=key) for run in runs
+            ]
         found = {(a.key, a.run_id): a for a in answers(tasks, processes)}
     jacobian: dict[tuple[str, int, str], Floats] = {}
     for run in runs:
@@ -117,11 +117,18 @@ def _moved(engine: EngineModel, constant: str) -> EngineModel:
     return msgspec.structs.replace(engine, **{constant: value})
 
 
-def _setting(place: Path, name: str, engine: EngineModel) -> str:
-    """The override that gives a run this engine."""
-    path = place / f"{name}.toml"
-    path.write_text(engine_text(engine, DEFAULT_ENGINE), encoding="utf-8")
-    return f"latency.engine={path}"
+def _settings(
+    place: Path, name: str, runs: Sequence[MeasuredRun], constants: EngineModel
+) -> dict[str, str]:
+    """Run -> the override that gives its engine these constants; it keeps its own switches."""
+    chosen = {constant: getattr(constants, constant) for constant in CONSTANTS}
+    found = {}
+    for label in dict.fromkeys(shipped(run).label for run in runs):
+        path = place / f"{name}-{label}.toml"
+        model = msgspec.structs.replace(BUNDLES[label].model, **chosen)
+        path.write_text(engine_text(model, label), encoding="utf-8")
+        found[label] = f"engine.learned={path}"
+    return {run.run_id: found[shipped(run).label] for run in runs}
 
 
 def solve(
@@ -146,7 +153,7 @@ def solve(
     if not residuals:
         raise InputError("fidelity", None, "fit", "no stage is left to fit to")
     now = np.array([float(getattr(base, constant)) for constant in CONSTANTS])
-    ship = np.array([float(getattr(ENGINES[DEFAULT_ENGINE], c)) for c in CONSTANTS])
+    ship = np.array([float(getattr(shipped(runs[0]).model, c)) for c in CONSTANTS])
     widths = np.array([width for _, width in CONSTANTS.values()])
     change, spread = _least_squares(np.array(residuals), np.array(slopes), now, ship, widths)
     values = {c: round(float(v)) for c, v in zip(CONSTANTS, now + change, strict=True)}
@@ -193,8 +200,8 @@ def fit(
     overrides: tuple[str, ...] = (),
 ) -> tuple[Fit, list[Row]]:
     """Fit to all runs from the shipped constants on: (constants, rows with them)."""
-    usable = [run for run in runs if run.in_fit]
-    base = ENGINES[DEFAULT_ENGINE]
+    usable = fitted_runs(runs)
+    base = shipped(usable[0]).model
     sense = sensitivity(usable, base, processes, overrides)
     found = solve(usable, rows, base, sense)
     for _ in range(rounds):
@@ -212,8 +219,8 @@ def with_engine(
     """The board with other constants, one seed."""
     fitted = [run for run in runs if run.in_fit]
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
-        setting = _setting(Path(name), "fitted", engine)
-        tasks = tasks_of(fitted, 1, (*overrides, setting))
+        setting = _settings(Path(name), "fitted", fitted, engine)
+        tasks = [t for r in fitted for t in tasks_of([r], 1, (*overrides, setting[r.run_id]))]
         return rows_of(fitted, list(answers(tasks, processes)))
 
 
@@ -225,8 +232,8 @@ def leave_out(
     overrides: tuple[str, ...] = (),
 ) -> tuple[list[Row], dict[str, Fit]]:
     """Each group's runs, emulated with constants fitted to the others: (rows, fits by group)."""
-    usable = [run for run in runs if run.in_fit]
-    base = ENGINES[DEFAULT_ENGINE]
+    usable = fitted_runs(runs)
+    base = shipped(usable[0]).model
     groups: dict[str, list[MeasuredRun]] = {}
     for run in usable:
         groups.setdefault(run.run_id if by == "run" else str(getattr(run, by)), []).append(run)
@@ -240,8 +247,9 @@ def leave_out(
             ids = {run.run_id for run in left}
             others = [run for run in usable if run.run_id not in ids]
             fits[group] = solve(others, rows, base, sense)
-            setting = _setting(Path(name), f"without{number}", fits[group].engine)
-            tasks += tasks_of(left, 1, (*overrides, setting))
+            setting = _settings(Path(name), f"without{number}", left, fits[group].engine)
+            for run in left:
+                tasks += tasks_of([run], 1, (*overrides, setting[run.run_id]))
         found = list(answers(tasks, processes))
     return rows_of(usable, found), fits
 
@@ -309,14 +317,22 @@ class Interval(msgspec.Struct, frozen=True):
         return self.low <= self.measured <= self.high
 
 
+def fitted_runs(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Runs that constants are fitted to. Raises InputError if there is none."""
+    usable = [run for run in runs if run.in_fit]
+    if not usable:
+        raise InputError("fidelity", None, "fit", "no stage is left to fit to")
+    return usable
+
+
 def usable_runs(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Runs that may be fitted to and have a stage that was not overloaded."""
     return [run for run in runs if run.in_fit and any(s.is_compared for s in run.stages)]
 
 
-def shipped(run: MeasuredRun) -> EngineModel:
+def shipped(run: MeasuredRun) -> Engine:
     """The engine that a run's configuration names."""
-    return engine_model(engine_name(run.engine))
+    return engine_named(run.engine, run.run_id)
 
 
 def slopes_of(runs: Sequence[MeasuredRun], processes: int) -> Slopes:
@@ -325,7 +341,7 @@ def slopes_of(runs: Sequence[MeasuredRun], processes: int) -> Slopes:
         tasks = []
         for key in range(1 + len(PARAMETERS)):
             for run in runs:
-                values = values_of(shipped(run))
+                values = values_of(shipped(run).model)
                 if key:
                     values[key - 1] += PARAMETERS[key - 1].step
                 setting = setting_of(Path(name), f"{key}-{run.run_id}", run, values)
@@ -348,9 +364,9 @@ def slopes_of(runs: Sequence[MeasuredRun], processes: int) -> Slopes:
 def setting_of(place: Path, name: str, run: MeasuredRun, values: Floats) -> str:
     """The override that gives a run its shipped engine with these values."""
     path = place / f"{name}.toml"
-    engine = with_values(shipped(run), values)
-    path.write_text(engine_text(engine, DEFAULT_ENGINE), encoding="utf-8")
-    return f"latency.engine={path}"
+    engine = shipped(run)
+    path.write_text(engine_text(with_values(engine.model, values), engine.label), encoding="utf-8")
+    return f"engine.learned={path}"
 
 
 # --- what runs say -------------------------------------------------------------------------------
@@ -509,7 +525,7 @@ def first_stage(
         run.run_id: guess([r for r in runs if r.run_id != run.run_id], evidence, run.gpu, run.model)
         for run in chosen
     }
-    places = {run.run_id: values_of(shipped(run)) for run in chosen}
+    places = {run.run_id: values_of(shipped(run).model) for run in chosen}
     now = by_run
     for number in (1, 2):
         told(f"first stage: estimate {number} of 2")
@@ -521,7 +537,7 @@ def first_stage(
                 noise_factor(1) * found.noise[mine.metrics],
                 mine.slopes,
                 here,
-                values_of(shipped(run)) + found.shift,
+                values_of(shipped(run).model) + found.shift,
                 found.covariance,
             ).values
         now = _rows_by_run(emulated(chosen, places, processes))
@@ -549,12 +565,12 @@ def half(
         for run in runs:
             if run.model not in models[side::2]:
                 found = guess(teachers, evidence, run.gpu, run.model)
-                places[run.run_id] = values_of(shipped(run)) + found.shift
+                places[run.run_id] = values_of(shipped(run).model) + found.shift
                 chosen.append(run)
     if not chosen:
         problem = f"no half of the models has {_RUNS_MIN} runs on one GPU"
         raise InputError("fidelity", None, "--learn", problem)
-    moved = [run for run in chosen if (places[run.run_id] != values_of(shipped(run))).any()]
+    moved = [run for run in chosen if (places[run.run_id] != values_of(shipped(run).model)).any()]
     now = {**by_run, **_rows_by_run(emulated(moved, places, processes))}
     return [
         _stage(before, after)

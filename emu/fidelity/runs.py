@@ -19,6 +19,7 @@ from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import config_from_text
 from emu.config.names import read_input
+from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.report.compare import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
@@ -371,15 +372,10 @@ def _line(entry: dict[str, Any], prompt: int, length: int, index: int, at_s: flo
     return json.dumps(request) + "\n"
 
 
-def engine_name(version: str) -> str:
-    """`vLLM 0.15.1` as `latency.engine` names it."""
-    return "vllm-" + ".".join(version.lower().removeprefix("vllm ").split(".")[:2])
-
-
 def _config(run: MeasuredRun) -> str:
     entry = run.details
     model = json.dumps(entry["model"])
-    version = engine_name(entry["engine"])
+    engine = engine_named(entry["engine"], run.run_id)
     return f"""[model]
 name = {model}
 dtype = {json.dumps(weights_under(lookup_model(run.model), entry["dtype"]))}
@@ -395,8 +391,9 @@ path = "workload.jsonl"
 max_num_seqs = {entry.get("max_num_seqs") or _SEATS}
 max_num_batched_tokens = {entry["max_num_batched_tokens"]}
 gpu_memory_utilization = {entry["gpu_memory_utilization"]}
-[latency]
-engine = {json.dumps(version)}
+[engine]
+name = {json.dumps(engine.name)}
+version = {json.dumps(engine.version)}
 [output]
 dir = "run"
 report = false

@@ -13,12 +13,13 @@ Owns two rules, both pure functions of a model, a GPU and the parallel degrees:
 
 The charge is an upper bound of the physical weights, which `emu/catalogue/sizes.py` computes
 exactly; a plan carries both. Neither rule models activations or the context; `reserve_bytes` is
-for them, and `emu/kv/memory.py` says what a vLLM of a given version keeps.
+for them, and an engine's own rule (`MemoryRule`) says how much it keeps.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import msgspec
 
@@ -239,35 +240,8 @@ def vidur_plan(
 
 
 # --------------------------------------------------------------------------------------------------
-# What an engine keeps of a GPU's memory beside weights and KV blocks, as vLLM finds it out.
-#
-# Owns the arithmetic of vLLM's start: it loads the weights, runs the model once with as many tokens
-# as a step may have and the sampler with as many rows as there may be sequences, and gives what its
-# share of the memory leaves then to KV blocks. The larger of the two peaks counts, because the
-# sampler runs when the layers have given back what they used. Pure.
-#
-# Held for the whole run: the rotary cache (by the positions of the model's config, whatever
-# `max_model_tokens` is) and what libraries take outside the allocator. One block is never given
-# out.
-#
-# What features take is theirs (`emu/features/`).
-
-
-NULL_BLOCKS = 1
-"""Blocks of the pool that no request ever gets."""
-_MANY_ROWS = 128
-
-
-class MemoryRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants of one engine, bytes."""
-
-    context_bytes: int
-    parallel_bytes: int
-    """Communicators, with more than one rank."""
-    logit_bytes: int
-    logit_bytes_many: int
-    """For each logit, above 128 rows."""
-    expert_chunk_tokens: int
+# What an engine keeps of a GPU's memory beside weights and KV blocks. How an engine finds that out
+# is its own rule (`emu/engines/`).
 
 
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,33 +261,22 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
         return self.rotary_bytes + peak + self.context_bytes
 
 
-def engine_memory(
-    spec: ModelSpec,
-    rule: MemoryRule,
-    *,
-    tp: int,
-    element_bytes: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> EngineMemory:
-    """The engine's part of the memory of one rank of `tp`."""
-    tokens = max_num_batched_tokens
-    hidden = spec.hidden * element_bytes
-    widest = ceil_div(spec.ffn, tp)
-    layers = tokens * (3 * widest * element_bytes + 2 * hidden)
-    if spec.experts is not None:
-        moe = spec.experts
-        chunk = min(tokens, rule.expert_chunk_tokens)
-        row = max(2 * ceil_div(moe.ffn, tp) * element_bytes, hidden)
-        layers = max(layers, 2 * chunk * moe.per_token * row + 2 * tokens * hidden)
-    rows = min(max_num_seqs, tokens)
-    each = rule.logit_bytes if rows <= _MANY_ROWS else rule.logit_bytes_many
-    # Logits are gathered: every rank holds those of the whole vocabulary.
-    sampler = each * rows * spec.vocab + 2 * tokens * hidden
-    rotary = spec.latent.qk_rope_head_dim if spec.latent is not None else spec.head_dim
-    return EngineMemory(
-        rotary_bytes=0 if spec.position_rows else spec.max_position * rotary * element_bytes,
-        layers_bytes=layers,
-        sampler_bytes=sampler,
-        context_bytes=rule.context_bytes + (rule.parallel_bytes if tp > 1 else 0),
-    )
+class MemoryRule(Protocol):
+    """How an engine divides a GPU's memory when it starts."""
+
+    @property
+    def null_blocks(self) -> int:
+        """Blocks of the pool that no request ever gets."""
+        ...
+
+    def kept(
+        self,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        element_bytes: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> EngineMemory:
+        """The engine's part of the memory of one rank of `tp`."""
+        ...

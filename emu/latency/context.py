@@ -21,15 +21,8 @@ from emu.config.schema import (
     RooflineTable,
 )
 from emu.errors import InputError
-from emu.latency.coefficients import kernels_of, scaled
-from emu.latency.engine import (
-    NO_ENGINE,
-    EngineModel,
-    eager_calls,
-    engine_model,
-    fused_bytes_max,
-    with_step_overhead,
-)
+from emu.latency.coefficients import Kernels, kernels_of, scaled
+from emu.latency.engine import EngineModel, eager_calls
 from emu.latency.engine_steps import EngineSteps, resolve_sampling
 from emu.latency.kernels import machine_collective
 
@@ -48,6 +41,30 @@ _PCIE_LATENCY_NS = 4_000
 CollectiveCost = Callable[[str, int, int], int]
 
 
+class KernelPaths(Protocol):
+    """Which kernels run on a GPU: an engine's (`emu/engines/`), or those that no engine chooses."""
+
+    def coefficients(self, gpu: GpuSpec) -> Kernels:
+        """What part of the GPU's peaks they reach."""
+        ...
+
+    def fused_bytes_max(self, architecture: str, ranks: int) -> int:
+        """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
+        ...
+
+
+class PlainKernels(msgspec.Struct, frozen=True):
+    """Kernels without an engine."""
+
+    def coefficients(self, gpu: GpuSpec) -> Kernels:
+        """The set that is fitted to the GPU, or to its architecture."""
+        return kernels_of(gpu)
+
+    def fused_bytes_max(self, architecture: str, ranks: int) -> int:
+        """Nothing is fused."""
+        return 0
+
+
 class PassPart(Protocol):
     """A feature in what a backend is built from; equal ones take the same, so that replicas of
     one kind share a backend."""
@@ -61,6 +78,9 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a backend may be built from."""
 
     table: LatencyTable
+    engine: EngineModel | None = None
+    """What happens between kernels; None = kernels alone."""
+    kernels: KernelPaths = PlainKernels()
     network: NetworkTable
     model: ModelSpec
     gpu: GpuSpec
@@ -251,24 +271,9 @@ def _gib(gbps: float) -> float:
     return gbps * 1e9 / 8 / _BYTES_PER_GIB
 
 
-def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
-    """The engine that a latency table names; None = kernels alone."""
-    if not table.host_overhead or table.engine == NO_ENGINE:
-        if isinstance(table, RooflineTable) and table.enforce_eager:
-            problem = "needs an engine that launches kernels, not engine none"
-            raise InputError(source, None, "latency.enforce_eager", problem)
-        return None
-    model = engine_model(table.engine, source)
-    if isinstance(table, RooflineTable) and table.enforce_eager:
-        model = msgspec.structs.replace(model, enforce_eager=True)
-    if table.step_overhead_us >= 0:
-        model = with_step_overhead(model, table.step_overhead_us)
-    return model
-
-
 def engine_steps(context: LatencyContext) -> EngineSteps | None:
     """The engine's part of a replica's steps; None = kernels alone."""
-    table, model = context.table, engine_of(context.table, context.source)
+    table, model = context.table, context.engine
     if model is None:
         return None
     return EngineSteps(
@@ -280,7 +285,9 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         max_num_seqs=context.max_num_seqs,
         max_num_batched_tokens=context.max_num_batched_tokens,
         overlapped=context.overlapped,
-        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+        fused_bytes_max=context.kernels.fused_bytes_max(
+            context.gpu.architecture, context.tensor_parallel
+        ),
         eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
     )
 
@@ -309,7 +316,7 @@ def engine_collectives(context: LatencyContext) -> CollectiveCost:
         return analytic
     return machine_collective(
         gpu,
-        kernels_of(gpu),
+        context.kernels.coefficients(gpu),
         nvlink_gbps=node.nvlink_gbps if node.nvlink_gbps >= 0 else None,
         pcie_gbps=node.pcie_gbps if node.pcie_gbps > 0 else None,
         send_ns=analytic,
@@ -346,7 +353,11 @@ def make_roofline(
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
+        kernels=scaled(
+            context.kernels.coefficients(context.gpu),
+            table.compute_efficiency,
+            table.memory_efficiency,
+        ),
         gate=expert_gate(context, max(1, context.expert_parallel)),
         engine=engine_steps(context) if has_engine else None,
         is_warm=table.warm_up,

@@ -1,10 +1,10 @@
 """What a serving engine of a named kind and version does between kernels.
 
 Owns `EngineModel` (switches, read in the engine's source, and constants, fitted or argued; one
-frozen struct that a file can hold), the engines that emu knows by name, how well their constants
-are known (`Posterior`), and the host's part of an iteration for backends without an engine model.
-The facts are those of vLLM V1; docs/model.md says where each comes from. Pure: decides nothing
-about a batch itself.
+frozen struct that a file can hold), how well its constants are known (`Posterior`), and the host's
+part of an iteration for backends without an engine model. The engines themselves, by name and
+version, are in `emu/engines/`. The terms are those of vLLM V1; docs/model.md says where each comes
+from. Pure: decides nothing about a batch itself.
 
 A step of an engine that schedules asynchronously takes the longer of the GPU's time and the
 host's. The GPU's time is `step_ns` (copies of inputs, the start of the graph, gathering of rows),
@@ -138,20 +138,6 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return min(self.graph_tokens_max, 2 * max_num_seqs, max_num_batched_tokens)
 
 
-_MIB: Final = 1 << 20
-_FUSED_BYTES_MAX: Final = {
-    "hopper": {2: 64 * _MIB, 4: 2 * _MIB, 8: _MIB // 2},
-    "blackwell": {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB},
-}
-
-
-def fused_bytes_max(engine: EngineModel, architecture: str, ranks: int) -> int:
-    """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
-    if not engine.fused_all_reduce:
-        return 0
-    return _FUSED_BYTES_MAX.get(architecture, {}).get(ranks, 0)
-
-
 def padded(tokens: int, limit: int) -> int:
     """The captured size at which a batch of so many tokens runs; itself above `limit`.
 
@@ -166,78 +152,6 @@ def padded(tokens: int, limit: int) -> int:
     else:
         size = 4 if tokens == 3 else tokens
     return min(size, limit)
-
-
-_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
-ENGINES: Final = {
-    "vllm-0.11": msgspec.structs.replace(
-        _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536
-    ),
-    "vllm-0.15": _V0_15,
-    "vllm-0.19": msgspec.structs.replace(
-        _V0_15,
-        name="vllm-0.19",
-        sampler="triton",
-        fused_all_reduce=True,
-        logit_bytes=26,
-        logit_bytes_many=26,
-    ),
-}
-"""What `latency.engine` may name."""
-DEFAULT_ENGINE: Final = "vllm-0.15"
-LEARNED_TABLES: Final = ("learned", "posterior")
-"""Tables of an engine's file that say where its values come from, and how well they are known."""
-NO_ENGINE: Final = "none"
-"""`latency.engine` for kernels alone: no host, no graphs, no front end."""
-
-
-def engine_model(name: str, source: str = "config", field: str = "latency.engine") -> EngineModel:
-    """The engine of a name. InputError (at `source`, `field`) with the nearest name."""
-    found = ENGINES.get(name)
-    if found is not None:
-        return found
-    if name.endswith(".toml"):
-        return engine_from_file(Path(name))
-    import difflib  # only after a mistake
-
-    known = [*ENGINES, NO_ENGINE]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    raise InputError(source, None, field, f"unknown engine {name!r}; {hint}")
-
-
-@functools.cache
-def engine_from_file(path: Path) -> EngineModel:
-    """The engine that a file describes: `base`, a name, and what differs from it.
-
-    InputError for what the file says wrong.
-    """
-    try:
-        table = tomllib.loads(read_input(path, "latency.engine").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), None, "", str(error)) from None
-    for about in LEARNED_TABLES:
-        table.pop(about, None)  # emu/latency/engine.py and emu/learn/session.py read them
-    base = ENGINES.get(table.pop("base", DEFAULT_ENGINE))
-    if base is None:
-        raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")
-    try:
-        values = {**msgspec.to_builtins(base), "name": path.stem, **table}
-        return msgspec.convert(values, prepared(EngineModel))
-    except msgspec.ValidationError as error:
-        raise InputError(str(path), None, "", str(error)) from None
-
-
-def engine_text(engine: EngineModel, base: str) -> str:
-    """A file that `engine_from_file` reads: what differs from the engine called `base`."""
-    before, after = msgspec.to_builtins(ENGINES[base]), msgspec.to_builtins(engine)
-    lines = [f'base = "{base}"']
-    lines += [
-        f"{key} = {msgspec.json.encode(value).decode()}"
-        for key, value in after.items()
-        if key != "name" and value != before[key]
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
@@ -586,7 +500,7 @@ def prior_of(engine: EngineModel, gpu: str, model: str, backend: str = "roofline
 def learned_posterior(path: Path) -> Posterior | None:
     """The `[posterior]` of an engine's file; None if it has none. Raises InputError."""
     try:
-        table: dict[str, Any] = tomllib.loads(read_input(path, "latency.engine").decode())
+        table: dict[str, Any] = tomllib.loads(read_input(path, "engine.learned").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), None, "", str(error)) from None
     if "posterior" not in table:
@@ -599,12 +513,12 @@ def learned_posterior(path: Path) -> Posterior | None:
     return found
 
 
-def known_engine(engine: EngineModel, name: str, gpu: str, model: str, backend: str) -> Known:
-    """What is known of the engine that `latency.engine` names (a file, or by name)."""
-    if name.endswith(".toml"):
-        found = learned_posterior(Path(name))
+def known_engine(engine: EngineModel, learned: str, gpu: str, model: str, backend: str) -> Known:
+    """What is known of an engine; `learned`: the file of its constants, empty for those of emu."""
+    if learned:
+        found = learned_posterior(Path(learned))
         if found is not None:
-            return Known(engine, found, f"posterior of {Path(name).name}")
+            return Known(engine, found, f"posterior of {Path(learned).name}")
     return prior_of(engine, gpu, model, backend)
 
 

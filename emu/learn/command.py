@@ -18,11 +18,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.engine import (
-    DEFAULT_ENGINE,
-    ENGINES,
-    NO_ENGINE,
     PARAMETERS,
-    engine_model,
     known_engine,
     values_of,
     with_values,
@@ -90,19 +86,18 @@ def learn_levels(
     config = load_config(path, overrides)
     plan = make_plan(config, str(path))
     replica = plan.replicas[0]
-    engine_name = replica.latency.engine
-    if engine_name == NO_ENGINE or not replica.latency.host_overhead:
-        raise InputError(str(path), None, "latency.engine", "learning needs an engine, not none")
-    engine = engine_model(engine_name, str(path))
+    bound = replica.bound
+    if bound is None:
+        raise InputError(str(path), None, "engine.name", "learning needs an engine, not none")
+    engine, base = bound.constants, bound.engine.label
     known = known_engine(
-        engine, engine_name, replica.gpu.name, replica.model.name, replica.latency.backend
+        engine, bound.learned, replica.gpu.name, replica.model.name, replica.latency.backend
     )
     requests = sum(len(level.requests) for level in levels)
     progress = Progress(is_quiet=options.quiet)
     out = options.directory / f"{name}.toml"
-    base = engine_name if engine_name in ENGINES else DEFAULT_ENGINE
     with Emulator(
-        path, overrides, requests, options.processes or _cores(), progress.done
+        path, overrides, requests, base, options.processes or _cores(), progress.done
     ) as emulator:
         session = Session(levels, known, emulator)
         try:

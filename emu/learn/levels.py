@@ -30,6 +30,7 @@ import numpy as np
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.names import read_input
+from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.report.compare import request_ids
 from emu.rng import rng_stream
@@ -531,8 +532,16 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
             lines += ["", "[scheduler]"]
             lines += [f"{key} = {json.dumps(value)}" for key, value in self.scheduler.items()]
         if self.engine:
-            lines += ["", "[latency]", f"engine = {json.dumps(self.engine)}"]
+            lines += ["", "[engine]", *_engine_lines(self.engine, source)]
         return "\n".join(lines) + "\n"
+
+
+def _engine_lines(engine: str, source: str) -> list[str]:
+    """Keys of `[engine]`: a file of constants, or an engine as any program spells it."""
+    if engine.endswith(".toml"):
+        return [f"learned = {json.dumps(engine)}"]
+    found = engine_named(engine, source, "--engine")
+    return [f"name = {json.dumps(found.name)}", f"version = {json.dumps(found.version)}"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

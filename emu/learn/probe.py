@@ -33,8 +33,9 @@ import anyio
 import msgspec
 import numpy as np
 
+from emu.config.names import engine_label
+from emu.engines.registry import nearest_version
 from emu.errors import RunError
-from emu.latency.engine import ENGINES
 from emu.learn.levels import Level, Options, Sent, Server, read_benchmarks
 from emu.rng import rng_stream
 from emu.serve.observe import Client, parse_url
@@ -267,13 +268,7 @@ def completed(server: Server, said: SaidOfItself) -> Server:
     engine = server.engine
     numbers = re.match(r"(\d+)\.(\d+)", said.version)
     if not engine and numbers is not None:
-        asked_for = (int(numbers[1]), int(numbers[2]))
-        known = sorted(
-            (tuple(int(part) for part in name.removeprefix("vllm-").split(".")), name)
-            for name in ENGINES
-        )
-        older = [name for version, name in known if version <= asked_for]
-        engine = older[-1] if older else known[0][1]
+        engine = engine_label("vllm", nearest_version("vllm", f"{numbers[1]}.{numbers[2]}"))
     return msgspec.structs.replace(
         server,
         model=server.model or said.model,

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.config.load import load_config
+from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import (
-    DEFAULT_ENGINE,
-    ENGINES,
     METRICS,
     NAMES,
     PARAMETERS,
@@ -24,7 +23,6 @@ from emu.latency.engine import (
     Floats,
     Known,
     Posterior,
-    engine_text,
     values_of,
     with_values,
 )
@@ -168,6 +166,8 @@ class Task(msgspec.Struct, frozen=True):
     config: str
     overrides: tuple[str, ...]
     engine: EngineModel
+    base: str
+    """The engine whose constants these are, in one word."""
     requests: int
 
 
@@ -182,8 +182,8 @@ def emulate(task: Task) -> Answer:
     """Run a configuration with an engine; what each request took."""
     with scratch("emu-learn-") as place:
         engine = place / "engine.toml"
-        engine.write_text(engine_text(task.engine, DEFAULT_ENGINE), encoding="utf-8")
-        settings = (*task.overrides, f"latency.engine={engine}", "output.timeseries_interval_ms=0")
+        engine.write_text(engine_text(task.engine, task.base), encoding="utf-8")
+        settings = (*task.overrides, f"engine.learned={engine}", "output.timeseries_interval_ms=0")
         config = adjust(load_config(task.config, settings), seed=None, output=place / "run")
         table = msgspec.structs.replace(config.output, trace=False)
         config = msgspec.structs.replace(config, output=table)
@@ -211,13 +211,18 @@ class Emulator:
         config: Path,
         overrides: Sequence[str],
         requests: int,
+        base: str,
         processes: int,
         report: Callable[[int, int], None],
     ) -> None:
-        """`report` hears (emulations done, emulations begun or to come) of each batch."""
+        """`base`: the engine that is learned, in one word.
+
+        `report` hears (emulations done, emulations begun or to come) of each batch.
+        """
         self._config = str(config)
         self._overrides = tuple(overrides)
         self._requests = requests
+        self._base = base
         self._report = report
         self._workers = Workers[Task, Answer](
             processes, emulate, lambda task: f"it emulated {task.config}"
@@ -234,7 +239,7 @@ class Emulator:
     def times(self, engines: Sequence[EngineModel]) -> list[Times]:
         """Times of each engine, in their order."""
         tasks = [
-            Task(number, self._config, self._overrides, engine, self._requests)
+            Task(number, self._config, self._overrides, engine, self._base, self._requests)
             for number, engine in enumerate(engines)
         ]
         found: dict[int, Times] = {}
@@ -445,9 +450,9 @@ def population(runs: list[RunEvidence]) -> Population:
 
 # --- the fit --------------------------------------------------------------------------------------
 # --------------------------------------------------------------------------------------------------
-# A learned engine as a file that `latency.engine` names.
+# A learned engine as a file that `engine.learned` names.
 #
-#     base = "vllm-0.15"          what differs from the engine of this name
+#     base = "vllm-0.15"          what differs from this engine
 #     weights_time = 1.031 ...
 #
 #     [learned]                   format, name, date, emu's version, what was measured, the verdict
@@ -764,7 +769,7 @@ def save(path: Path, base: str, learned: Learned, about: About) -> None:
     }
     for metric, (before, after) in judged.by_metric.items():
         lines[f"{metric}_error_percent"] = [round(before, 3), round(after, 3)]
-    text = _engine(learned.engine, base) + "\n[learned]\n" + _table(lines)
+    text = engine_text(learned.engine, base) + "\n[learned]\n" + _table(lines)
     posterior = Posterior(
         list(NAMES),
         (values_of(learned.engine) if judged.is_gain else learned.estimate.values).tolist(),
@@ -779,7 +784,7 @@ def save_partial(path: Path, base: str, engine: EngineModel) -> None:
     """What an interrupted fit had found; not judged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"format": FORMAT, "emu": __version__, "verdict": "interrupted: not judged"}
-    write_text(path, _engine(engine, base) + "\n[learned]\n" + _table(about))
+    write_text(path, engine_text(engine, base) + "\n[learned]\n" + _table(about))
 
 
 def posterior_text(posterior: Posterior, name: str) -> str:
@@ -792,10 +797,6 @@ def posterior_text(posterior: Posterior, name: str) -> str:
         + f"\n[{name}.noise]\n"
         + _table(dict(posterior.noise))
     )
-
-
-def _engine(engine: EngineModel, base: str) -> str:
-    return engine_text(engine, base if base in ENGINES else "vllm-0.15")
 
 
 def _table(values: dict[str, Any]) -> str:

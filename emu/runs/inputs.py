@@ -17,7 +17,7 @@ from typing import Any, Final
 from emu.config.names import is_file_path, is_import_path
 from emu.plugins import KEYS, sources
 
-FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
+FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay", "learned")
 """Keys of a configuration that name a file or a directory which is read."""
 
 
@@ -27,13 +27,8 @@ def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
     for key, inner in items:
         if isinstance(inner, (dict, list)):
             yield from named_files(inner)
-        elif isinstance(key, str) and isinstance(inner, str) and inner and is_file_key(key, inner):
+        elif isinstance(key, str) and isinstance(inner, str) and inner and key in FILE_KEYS:
             yield value, key
-
-
-def is_file_key(key: str, value: str) -> bool:
-    """Whether the value of this key names a file or a directory which is read."""
-    return key in FILE_KEYS or (key == "engine" and value.endswith(".toml"))
 
 
 def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:

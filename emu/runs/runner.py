@@ -138,6 +138,24 @@ _STEPS_BEFORE: Final = 1.5
 """Steps that a request waits for before its own, on average."""
 
 
+def engine_line(config: Config, plan: Plan, summary: Summary) -> str:
+    """The engines by name and version, and how well the first one is known."""
+    labels = ", ".join(dict.fromkeys(replica.engine_label for replica in plan.replicas))
+    known = uncertainty_line(config, plan, summary)
+    return f"{labels}; {known}" if known else labels
+
+
+def engine_facts(plan: Plan) -> list[dict[str, Any]]:
+    """What the replicas of each kind run, with the defaults that their engine has filled in."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for replica in plan.replicas:
+        table = replica.scheduler
+        key = (replica.engine_label, table.policy, table.requests_max, table.tokens_max)
+        alike.setdefault(key, []).append(replica.replica_id)
+    names = ("engine", "scheduler", "max_num_seqs", "max_num_batched_tokens")
+    return [{"replicas": ids, **dict(zip(names, key, strict=True))} for key, ids in alike.items()]
+
+
 def served_lines(plan: Plan) -> list[str]:
     """`Qwen/Qwen3-8B, weights bfloat16, KV bfloat16` for each model and pair of types."""
     found = {
@@ -154,20 +172,18 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     from emu.latency.corrected import CorrectedBackend
     from emu.latency.engine import (
         METRICS,
-        NO_ENGINE,
         PARAMETERS,
-        engine_model,
         known_engine,
         plain_values_of,
     )
 
     replica = plan.replicas[0]
-    latency = replica.latency
-    if not summary.completed or not latency.host_overhead or latency.engine == NO_ENGINE:
+    latency, bound = replica.latency, replica.bound
+    if not summary.completed or bound is None:
         return ""
-    engine = engine_model(latency.engine)
+    engine = bound.constants
     known = known_engine(
-        engine, latency.engine, replica.gpu.name, replica.model.name, latency.backend
+        engine, bound.learned, replica.gpu.name, replica.model.name, latency.backend
     )
     backend = make_latency(replica.latency_context(config))
     if backend.foreign:
@@ -466,7 +482,7 @@ def execute(
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
-        text = host_facts(config, source, directory.final, outcome, wall, cpu, origin)
+        text = host_facts(config, plan, source, directory.final, outcome, wall, cpu, origin)
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
@@ -597,6 +613,7 @@ def run_in_kernel(plan: Plan, main: Callable[[Callable[..., Kernel]], Coroutine[
 
 def host_facts(
     config: Config,
+    plan: Plan,
     source: str,
     directory: Path,
     outcome: Outcome,
@@ -618,6 +635,7 @@ def host_facts(
         "command": names.at_home(origin.command) if origin else None,
         "overrides": names.all_at_home(origin.overrides) if origin else [],
         **recorded(effective_dict(config), directory),
+        "engines": engine_facts(plan),
         "versions": {
             "emu": __version__,
             "revision": revision(),
@@ -737,10 +755,7 @@ def run_command(
         plan = make_plan(config, str(path))
         for line in served_lines(plan):
             say(f"model: {line}")
-        if config.latency.host_overhead and result.summary.completed:
-            line = uncertainty_line(config, plan, result.summary)
-            if line:
-                say(f"engine: {line}")
+        say(f"engine: {engine_line(config, plan, result.summary)}")
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)

@@ -25,7 +25,7 @@ from emu.process.exits import strike_if_lost
 from emu.process.pool import Pool
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
-from emu.runs.inputs import is_file_key, named_plugins, tree_digest
+from emu.runs.inputs import FILE_KEYS, named_plugins, tree_digest
 
 FORMAT: Final = 1
 """Changes when stored results of earlier versions no longer mean the same."""
@@ -127,7 +127,7 @@ class Keys:
         for key, inner in items:
             if isinstance(inner, (dict, list)):
                 self._replace_paths(inner)
-            elif isinstance(key, str) and inner and is_file_key(key, str(inner)):
+            elif isinstance(key, str) and inner and key in FILE_KEYS:
                 value[key] = self._digest(inner)
 
     def _digest(self, path: str) -> str:

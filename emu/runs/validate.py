@@ -109,6 +109,7 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
         **_feature_facts(replica, config),
+        "engine": replica.engine_label,
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",

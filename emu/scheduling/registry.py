@@ -64,7 +64,7 @@ def make_scheduler(
 
         made = getattr(vidur, _VIDUR[table.policy])(table, limits, preemptions_max=preemptions_max)
     else:
-        made = (own or make_plugin)(table.policy, "scheduler.policy", table, limits)
+        made = (own or make_plugin)(table.policy, "scheduler.policy", table.stated(), limits)
         _watch(made, table.policy)
     return made
 

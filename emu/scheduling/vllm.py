@@ -153,11 +153,11 @@ class VllmScheduler(Scheduler):
             limits,
             preemptions_max=preemptions_max,
             ledger=Ledger(pool, make_queue(table.order)),
-            max_num_seqs=table.max_num_seqs,
+            max_num_seqs=table.requests_max,
         )
         self.settings = table
         self._grouped = pool if isinstance(pool, GroupedPool) else None
-        self._in_flight_tokens = table.max_num_batched_tokens * (2 if ahead else 1)
+        self._in_flight_tokens = table.tokens_max * (2 if ahead else 1)
         """Tokens planned and not confirmed, at most."""
         self._drafting = drafting
         self._verifying: VerifyingSet | None = None
@@ -185,7 +185,7 @@ class VllmScheduler(Scheduler):
         table, limits = self.settings, self.limits
         self._stages = limits.pipeline_stages
         self._joins = self._stages == 1 and not walks
-        self._budget = table.max_num_batched_tokens
+        self._budget = table.tokens_max
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)

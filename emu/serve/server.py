@@ -353,7 +353,7 @@ class LiveServer:
         )
         summary.pace = pace.summary(self.options.speed, house.speed_changes)
         write_summary(files.staging / "summary.json", summary)
-        text = host_facts(self.config, self.source, files.final, outcome, *self._started)
+        text = host_facts(self.config, self.plan, self.source, files.final, outcome, *self._started)
         write_text(files.staging / "run.json", text)
         if error is not None:
             files.publish_partial()

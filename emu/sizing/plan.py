@@ -13,9 +13,10 @@ from typing import Any, Final, get_args
 import msgspec
 
 from emu.catalogue.checkpoints import split_name
+from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
-from emu.config.schema import Config, ModelTable, VllmTable
+from emu.config.schema import Config, ModelTable, SchedulerTable, VllmTable
 from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.process.exits import open_console
@@ -368,6 +369,12 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
     return [directory / name for name in files]
 
 
+def _scheduler_of(config: Config, group: int) -> SchedulerTable:
+    """The scheduler of a group, with the defaults of its engine on its GPU."""
+    plan = make_plan(config)
+    return next((r.scheduler for r in plan.replicas if r.group == group), config.scheduler)
+
+
 def _checkpoint(table: ModelTable, answer: Answer) -> str:
     """The types that the plan rests on, and whether the named checkpoint has them."""
     told = f"{answer.model}: {answer.weights}"
@@ -378,7 +385,8 @@ def _checkpoint(table: ModelTable, answer: Answer) -> str:
 
 def vllm_flags(config: Config, group: int) -> list[str]:
     """`vllm serve MODEL --flags` of a group of replicas."""
-    table, scheduler, model = config.replicas[group], config.scheduler, config.model
+    table, model = config.replicas[group], config.model
+    scheduler = _scheduler_of(config, group)
     flags = ["vllm", "serve", model.name]
     if model.hf_config:  # the checkpoint lies beside its config.json
         flags = ["vllm", "serve", str(Path(model.hf_config).parent)]

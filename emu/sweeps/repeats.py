@@ -16,15 +16,12 @@ from rich.table import Table
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
+from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import (
-    DEFAULT_ENGINE,
-    NO_ENGINE,
     EngineModel,
     Known,
     draws,
-    engine_model,
-    engine_text,
     known_engine,
 )
 from emu.process.exits import open_console, scratch
@@ -293,8 +290,8 @@ class Task(msgspec.Struct, frozen=True):
     index: int
     config: Config
     source: str
-    engines: tuple[tuple[int, EngineModel], ...]
-    """Group of replicas -> its engine."""
+    engines: tuple[tuple[int, str, EngineModel], ...]
+    """Group of replicas -> the engine that it draws from (`vllm-0.15`), its constants."""
 
 
 def numbers_of(count: int, varied: Sequence[str]) -> list[list[int]]:
@@ -313,11 +310,11 @@ def run_draw(task: Task) -> dict[str, Any]:
     """Run a draw; the figures of its summary."""
     with scratch("emu-draw-") as place:
         groups = list(task.config.replicas)
-        for group, engine in task.engines:
+        for group, base, engine in task.engines:
             path = place / f"engine-{group}.toml"
-            path.write_text(engine_text(engine, DEFAULT_ENGINE), encoding="utf-8")
-            latency = {**groups[group].latency, "engine": str(path)}
-            groups[group] = msgspec.structs.replace(groups[group], latency=latency)
+            path.write_text(engine_text(engine, base), encoding="utf-8")
+            keys = {**groups[group].engine, "version": "", "learned": str(path)}
+            groups[group] = msgspec.structs.replace(groups[group], engine=keys)
         output = msgspec.structs.replace(
             task.config.output, dir=str(place / "run"), trace=False, timeseries_interval_ms=0
         )
@@ -348,7 +345,7 @@ class Drawing:
             self._count,
             self._config.seed,
             LEVEL,
-            list(dict.fromkeys(one.source for one in self._known.values())),
+            list(dict.fromkeys(one.known.source for one in self._known.values())),
             self._varied,
             [self._numbers[index] for index in ended],
             _figures(rows, self._numbers, self._varied),
@@ -449,42 +446,50 @@ def save(directory: Path, result: Draws) -> None:
     write_text(directory / NAME, text + "\n")
 
 
-def engines_of(config: Config, source: str) -> dict[int, Known]:
+class KnownEngine(msgspec.Struct, frozen=True):
+    """The engine of a group of replicas."""
+
+    base: str
+    """In one word: `vllm-0.15`."""
+    known: Known
+
+
+def engines_of(config: Config, source: str) -> dict[int, KnownEngine]:
     """What is known of the engine of each group of replicas; groups without an engine lack."""
     plan = make_plan(config, source)
-    found: dict[int, Known] = {}
+    found: dict[int, KnownEngine] = {}
     at = 0
     for group, table in enumerate(config.replicas):
         if table.count == 0:
             continue
         replica = plan.replicas[at]
         at += table.count
-        latency = replica.latency
-        if not latency.host_overhead or latency.engine == NO_ENGINE:
+        bound = replica.bound
+        if bound is None:
             continue
-        engine = engine_model(latency.engine, source)
-        found[group] = known_engine(
-            engine, latency.engine, replica.gpu.name, replica.model.name, latency.backend
-        )
+        gpu, model, backend = replica.gpu.name, replica.model.name, replica.latency.backend
+        known = known_engine(bound.constants, bound.learned, gpu, model, backend)
+        found[group] = KnownEngine(bound.engine.label, known)
     if not found:
-        raise InputError(source, None, "latency.engine", "draws need an engine, not none")
+        raise InputError(source, None, "engine.name", "draws need an engine, not none")
     return found
 
 
-def _varying(config: Config, known: Mapping[int, Known]) -> dict[str, bool]:
+def _varying(config: Config, known: Mapping[int, KnownEngine]) -> dict[str, bool]:
     """Which sources can vary. A recorded workload is what it was."""
     drawn = config.workload.synthetic is not None
     return {"engine": bool(known), "arrivals": drawn, "sampling": True}
 
 
 def _tasks(
-    config: Config, source: str, known: Mapping[int, Known], numbers: Sequence[Sequence[int]]
+    config: Config, source: str, known: Mapping[int, KnownEngine], numbers: Sequence[Sequence[int]]
 ) -> list[Task]:
     size = 1 + max((max(row) for row in numbers), default=0)
     engines: dict[int, list[EngineModel]] = {}
     for group, one in known.items():
         # Groups with the same engine have the same draw.
-        engines[group] = draws(one, size, rng_stream(config.seed, f"draws.{one.source}"))
+        stream = rng_stream(config.seed, f"draws.{one.known.source}")
+        engines[group] = draws(one.known, size, stream)
     rng = rng_stream(config.seed, "draws.seeds")
     seeds = rng.integers(0, 2**31, (size, 2)).tolist()
     tasks = []
@@ -493,7 +498,7 @@ def _tasks(
         if workload.synthetic is not None:
             workload = msgspec.structs.replace(workload, seed=seeds[arrivals][0])
         drawn = msgspec.structs.replace(config, workload=workload, seed=seeds[sampling][1])
-        chosen = tuple((group, found[engine]) for group, found in engines.items())
+        chosen = tuple((group, known[group].base, row[engine]) for group, row in engines.items())
         tasks.append(Task(index, drawn, source, chosen))
     return tasks
 

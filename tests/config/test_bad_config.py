@@ -23,7 +23,7 @@ BAD: list[tuple[str, str, str]] = [
     ("huge_number", "[slo]\nttft_ms = 1" + "0" * 400, ":2: slo.ttft_ms: expected a number <= 1e+15, got a huge integer"),
     ("bool_for_int", "seed = true", ":1: seed: expected an integer >= 0, got true"),
     ("float_for_int", "seed = 1.0", ":1: seed: expected an integer >= 0, got 1.0"),
-    ("text_for_int", '[scheduler]\n\nmax_num_seqs = "64"', ':3: scheduler.max_num_seqs: expected an integer >= 1, got "64"'),
+    ("text_for_int", '[scheduler]\n\nmax_num_seqs = "64"', ':3: scheduler.max_num_seqs: expected an integer >= 0, got "64"'),
     ("int_for_text", "[model]\nname = 7", ":2: model.name: expected a string, got 7"),
     ("int_for_bool", "[scheduler]\nleap = 1", ":2: scheduler.leap: expected true or false, got 1"),
     ("text_for_float", '[slo]\ntpot_ms = "fast"', ':2: slo.tpot_ms: expected a number >= 0, got "fast"'),

@@ -46,8 +46,8 @@ REFUSED = {
         ":3: faults.0.kind: expected a string, got an array",
     ),
     "jitter": (
-        '[latency]\nengine = "none"\njitter = true\n',
-        ":3: latency.jitter: needs an engine, not none",
+        '[engine]\nname = "none"\n[latency]\njitter = true\n',
+        ":4: latency.jitter: needs an engine, not none",
     ),
     "hf_config": ('[model]\nhf_config = "/"\n', ":2: model.hf_config: no config.json there"),
     "key that is no word": (

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from emu.cli import call
+from emu.engines.registry import BUNDLES
 from emu.errors import InputError
 from emu.fidelity import runs
 from emu.fidelity.board import Answer, answers, find_runs, rows_of, summarize, tasks_of
 from emu.fidelity.fit import CONSTANTS, SIGMAS, Sensitivity, solve
 from emu.fidelity.runs import Figures, MeasuredRun
-from emu.latency.engine import DEFAULT_ENGINE, ENGINES
 from tests.shared_data import SHARED, needs_shared
 
 LATENCIES = {"mean": 30.0, "p99": 60.0}
@@ -76,7 +76,7 @@ def test_a_load_is_rebuilt_as_its_generator_makes_it(tmp_path: Path) -> None:
     systems = {line["tok_id_ranges"][0][0] for line in lines}
     assert len(systems) == 2
     assert all(line["cancel_after_ns"] == 300 * 10**9 for line in lines)
-    assert 'engine = "vllm-0.15"' in case.config
+    assert '[engine]\nname = "vllm"\nversion = "0.15"' in case.config
 
 
 def test_a_part_of_a_load_is_its_beginning(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_fit_finds_the_constants_that_made_the_figures(tmp_path: Path) -> None
     """Relative errors that are linear in the constants, one host that is 15 % off left aside."""
     names = [f"run{number}" for number in range(12)]
     runs = find_runs(directory(tmp_path, *(entry(name) for name in names)))
-    base = ENGINES[DEFAULT_ENGINE]
+    base = BUNDLES["vllm-0.15"].model
     rng = np.random.default_rng(1)
     truth = np.array([150_000.0, 2_000.0, 30_000.0, 600_000.0, -20_000.0])
     scale = np.array([prior for _, prior in CONSTANTS.values()])
@@ -218,7 +218,7 @@ def test_runs_that_cannot_be_emulated_are_listed_and_the_others_shown(
     assert set(left_out) == {"unknown-model", "unknown-engine", "unknown-gpu"}
     assert "unknown model 'acme/nothing-7B'" in left_out["unknown-model"]
     assert "unknown GPU 'ZX81'" in left_out["unknown-gpu"]
-    assert "vllm-0.3" in left_out["unknown-engine"]
+    assert 'vllm "0.3" is not modeled' in left_out["unknown-engine"]
     for name in left_out:
         assert f"left out: {name}: " in err
 

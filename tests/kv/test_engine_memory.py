@@ -19,13 +19,21 @@ LOGGED = (
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
-def blocks(model: str, tokens: int = 2048, seqs: int = 128, tp: int = 1, **latency: Any) -> int:
+def blocks(
+    model: str,
+    tokens: int = 2048,
+    seqs: int = 128,
+    tp: int = 1,
+    engine: dict[str, str] | None = None,
+    **latency: Any,
+) -> int:
     tables: dict[str, Any] = {
         "model": {"name": model},
         "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 8}],
         "replicas": [{"tensor_parallel": tp}],
         "workload": {"synthetic": {"requests": 1}},
         "scheduler": {"max_num_seqs": seqs, "max_num_batched_tokens": tokens},
+        "engine": engine or {"version": "0.15"},
         "latency": latency,
     }
     return make_plan(config_from_dict(tables)).replicas[0].num_blocks
@@ -47,7 +55,7 @@ def test_what_the_sampler_may_need_is_not_for_blocks() -> None:
 
 
 def test_a_later_sampler_leaves_more_blocks() -> None:
-    assert blocks(LLAMA, seqs=512, engine="vllm-0.19") > blocks(LLAMA, seqs=512)
+    assert blocks(LLAMA, seqs=512, engine={"version": "0.19"}) > blocks(LLAMA, seqs=512)
 
 
 def test_ranks_hold_communicators_besides() -> None:
@@ -56,5 +64,5 @@ def test_ranks_hold_communicators_besides() -> None:
 
 
 def test_without_an_engine_the_memory_is_divided_by_the_plain_rule() -> None:
-    assert blocks(LLAMA, engine="none") == blocks(LLAMA, host_overhead=False)
-    assert blocks(LLAMA, engine="none") > blocks(LLAMA)
+    assert blocks(LLAMA, engine={"name": "none"}) == blocks(LLAMA, host_overhead=False)
+    assert blocks(LLAMA, engine={"name": "none"}) > blocks(LLAMA)

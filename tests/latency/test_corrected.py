@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.engines.registry import BUNDLES
 from emu.latency.base import BatchShape, LatencyBackend, Verify, stepped_decode_run
 from emu.latency.corrected import CorrectedBackend
-from emu.latency.engine import ENGINES
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline import RooflineBackend
 
-SHIPPED = ENGINES["vllm-0.15"]
+SHIPPED = BUNDLES["vllm-0.15"].model
 
 
 def roofline(pp: int = 1) -> RooflineBackend:

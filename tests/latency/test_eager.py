@@ -8,9 +8,10 @@ from emu.catalogue import lookup_model
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
+from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
-from emu.latency.engine import DEFAULT_ENGINE, ENGINES, EagerCalls, eager_calls
+from emu.latency.engine import EagerCalls, eager_calls
 from tests.latency.shapes import decodes
 
 CONFIG = """\
@@ -46,7 +47,7 @@ def test_a_router_in_tensor_operations_calls_many():
 
 
 def test_an_eager_step_takes_the_hosts_calls_or_the_gpu():
-    engine = ENGINES[DEFAULT_ENGINE]
+    engine = engine_named("vllm").model
     eager, graphs = backend("latency.enforce_eager=true"), backend()
     host_ns = engine.host_step_ns + 8 * engine.host_sequence_ns + 32 * 9 * engine.eager_call_ns
     assert graphs.iteration_ns(decodes(8, 512)) < host_ns
@@ -57,12 +58,12 @@ def test_an_eager_step_takes_the_hosts_calls_or_the_gpu():
 
 def test_a_file_may_make_an_engine_eager_with_another_host(tmp_path):
     file = tmp_path / "slow_host.toml"
-    file.write_text('base = "vllm-0.15"\nenforce_eager = true\neager_call_ns = 160_000\n')
-    slow = backend(f"latency.engine={file}").iteration_ns(decodes(8, 512))
+    file.write_text("enforce_eager = true\neager_call_ns = 160_000\n")
+    slow = backend(f"engine.learned={file}").iteration_ns(decodes(8, 512))
     assert slow > 1.9 * backend("latency.enforce_eager=true").iteration_ns(decodes(8, 512))
 
 
-@pytest.mark.parametrize("none", ["latency.engine=none", "latency.host_overhead=false"])
+@pytest.mark.parametrize("none", ["engine.name=none", "latency.host_overhead=false"])
 def test_kernels_alone_are_launched_by_nothing(none):
     with pytest.raises(InputError, match=r"latency\.enforce_eager: needs an engine"):
         backend("latency.enforce_eager=true", none)

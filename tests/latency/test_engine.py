@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from emu.catalogue import list_models, lookup_gpu, lookup_model
-from emu.config.names import ENGINES as ENGINE_NAMES
-from emu.errors import InputError
+from emu.engines.registry import BUNDLES
+from emu.engines.vllm import vllm_kernels
 from emu.latency.base import BatchShape, packed
 from emu.latency.engine import (
-    DEFAULT_ENGINE,
-    ENGINES,
-    NO_ENGINE,
-    engine_model,
-    engine_text,
-    fused_bytes_max,
     padded,
 )
 from emu.latency.engine_steps import (
@@ -33,7 +27,7 @@ from emu.latency.engine_steps import (
 from emu.latency.roofline import RooflineBackend
 from tests.latency.shapes import decodes
 
-ENGINE = ENGINES[DEFAULT_ENGINE]
+ENGINE = BUNDLES["vllm-0.15"].model
 GREEDY = Sampling("greedy", False)
 
 
@@ -58,31 +52,6 @@ def backend(model="Llama-3.1-8B", gpu="H100", **options):
 
 def prompt(tokens, context=0):
     return BatchShape(prefill_new=[tokens], prefill_context=[context], sequences=1)
-
-
-# --- names and files ----------------------------------------------------------------------------
-def test_the_configuration_knows_the_engines_that_there_are():
-    assert (*ENGINES, NO_ENGINE) == ENGINE_NAMES
-
-
-def test_an_unknown_engine_is_refused_with_the_nearest():
-    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.15'"):
-        engine_model("vlm-0.15")
-
-
-def test_an_engine_comes_back_from_its_file(tmp_path):
-    changed = msgspec.structs.replace(ENGINE, step_ns=123, sampler="triton")
-    path = tmp_path / "mine.toml"
-    path.write_text(engine_text(changed, DEFAULT_ENGINE))
-    assert engine_model(str(path)) == msgspec.structs.replace(changed, name="mine")
-
-
-@pytest.mark.parametrize("text", ["step_ns = 'x'", "stepp_ns = 1", "base = 'vllm'", "["])
-def test_a_wrong_engine_file_is_refused(tmp_path, text):
-    path = tmp_path / "wrong.toml"
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"wrong\.toml"):
-        engine_model(str(path))
 
 
 # --- graphs and overlap -------------------------------------------------------------------------
@@ -147,9 +116,10 @@ def test_leaps_under_a_host_bound_equal_steps():
 
 
 def test_a_later_engine_fuses_norms_into_all_reduces_on_hopper():
-    later = ENGINES["vllm-0.19"]
-    assert fused_bytes_max(later, "hopper", 2) == 64 << 20
-    assert fused_bytes_max(later, "ada", 2) == fused_bytes_max(ENGINE, "hopper", 2) == 0
+    later = BUNDLES["vllm-0.19"].model
+    fusing, before = vllm_kernels(later), vllm_kernels(ENGINE)
+    assert fusing.fused_bytes_max("hopper", 2) == 64 << 20
+    assert fusing.fused_bytes_max("ada", 2) == before.fused_bytes_max("hopper", 2) == 0
     spec, gpu = lookup_model("Llama-3.1-8B"), lookup_gpu("H100")
     fused, plain = (
         RooflineBackend(spec, gpu, tp=2, engine=steps(engine=later, fused=most))
@@ -171,7 +141,7 @@ def test_a_sorted_vocabulary_costs_by_rows_and_bandwidth():
 
 
 def test_a_later_engine_cuts_it_with_one_kernel_from_eight_rows_on():
-    later = SamplerCost(ENGINES["vllm-0.19"], Sampling("top_p", False), 128_256, 3350)
+    later = SamplerCost(BUNDLES["vllm-0.19"].model, Sampling("top_p", False), 128_256, 3350)
     assert later.gpu_ns(8) < later.gpu_ns(7)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from emu.config.load import config_from_text
+from emu.engines.registry import BUNDLES
 from emu.errors import InputError
-from emu.latency.engine import ENGINES
 from emu.latency.engine_steps import Jitter
 from emu.runs.runner import adjust, execute
 
-ENGINE = ENGINES["vllm-0.15"]
+ENGINE = BUNDLES["vllm-0.15"].model
 STEP_NS = 10_000_000
 
 
@@ -88,7 +88,7 @@ def test_leaps_change_nothing_with_jitter(tmp_path: Path) -> None:
 
 
 def test_jitter_needs_an_engine(tmp_path: Path) -> None:
-    text = CONFIG.format(seed=1, leap="true", jitter='true\nengine = "none"')
+    text = CONFIG.format(seed=1, leap="true", jitter='true\n[engine]\nname = "none"')
     config = adjust(config_from_text(text, "c", (), tmp_path), seed=None, output=tmp_path / "x")
     with pytest.raises(InputError, match=r"latency\.jitter"):
         execute(config, "c", report=False)

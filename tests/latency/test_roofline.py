@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
+from emu.engines.registry import BUNDLES
 from emu.latency.base import COMPONENTS, BatchShape, next_decode_shape, stepped_decode_run
 from emu.latency.coefficients import all_kernels, kernels_of, scaled
-from emu.latency.engine import ENGINES
 from emu.latency.engine_steps import EngineSteps, Sampling
 from emu.latency.kernels import Ops, machine_collective, window_pairs
 from emu.latency.moe_gate import GateShape, make_gate
@@ -24,7 +24,7 @@ SORTED = Sampling("top_p", True)
 def engine(model=LLAMA, name="vllm-0.15", sampling=SORTED, overlapped=True, seqs=256):
     spec = lookup_model(model)
     return EngineSteps(
-        ENGINES[name],
+        BUNDLES[name].model,
         sampling,
         layers=spec.layers,
         vocab=spec.vocab,

@@ -20,8 +20,8 @@ gpu = "H100-SXM5-80GB"
 [[replicas]]
 [workload]
 path = "workload.jsonl"
-[latency]
-engine = "hidden.toml"
+[engine]
+learned = "hidden.toml"
 [output]
 report = false
 timeseries_interval_ms = 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emu.latency.engine import ENGINES, NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
+from emu.engines.registry import BUNDLES
+from emu.latency.engine import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
 from emu.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
 
 SIZE = len(NAMES)
-HERE = values_of(ENGINES["vllm-0.15"])
+HERE = values_of(BUNDLES["vllm-0.15"].model)
 RNG = np.random.default_rng(7)
 
 
@@ -99,7 +100,7 @@ def test_intervals_of_the_population_hold_as_often_as_they_say() -> None:
 
 
 def test_draws_have_the_mean_and_spread_of_what_they_are_drawn_from() -> None:
-    known = prior_of(ENGINES["vllm-0.15"], "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
+    known = prior_of(BUNDLES["vllm-0.15"].model, "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
     engines = draws(known, 4000, np.random.default_rng(1))
     values = np.array([values_of(engine) for engine in engines])
     spread = known.posterior.matrix.diagonal() ** 0.5
@@ -111,9 +112,9 @@ def test_draws_have_the_mean_and_spread_of_what_they_are_drawn_from() -> None:
 
 
 def test_a_gpu_without_measured_runs_has_the_generic_prior() -> None:
-    engine = ENGINES["vllm-0.15"]
+    engine = BUNDLES["vllm-0.15"].model
     mine = prior_of(engine, "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
-    other = known_engine(engine, "vllm-0.15", "L40S", "Qwen/Qwen2.5-7B", "roofline")
+    other = known_engine(engine, "", "L40S", "Qwen/Qwen2.5-7B", "roofline")
     assert "none on L40S" in other.source
     assert other.posterior.mean == values_of(engine).tolist()
     assert mine.posterior.mean != other.posterior.mean

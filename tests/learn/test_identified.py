@@ -17,6 +17,7 @@ import pytest
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
+from emu.engines.registry import BUNDLES, engine_text
 from emu.latency import engine
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
@@ -24,8 +25,6 @@ from emu.latency.engine import (
     PARAMETERS,
     EngineModel,
     Floats,
-    engine_model,
-    engine_text,
     known_engine,
     with_values,
 )
@@ -92,9 +91,9 @@ def taught(place: Path, seed: int) -> Pair:
         f"memory_efficiency = {rng.uniform(0.6, 0.95):.3f}"
     )
     hidden = backend(str(place / "hidden.toml"), more)
-    plain, engine = backend("vllm-0.15"), engine_model("vllm-0.15")
+    plain, engine = backend(""), BUNDLES["vllm-0.15"].model
     model, gpu = "Qwen/Qwen2.5-7B-Instruct", "H100-SXM5-80GB"
-    prior = known_engine(engine, "vllm-0.15", gpu, model, "roofline").posterior
+    prior = known_engine(engine, "", gpu, model, "roofline").posterior
     measured = times(hidden, TAUGHT)
     errors = np.array([0.03 if one.prefill_new else 0.012 for one in TAUGHT])
     here = np.array(prior.mean)
@@ -124,8 +123,8 @@ def taught(place: Path, seed: int) -> Pair:
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_designed_steps_tell_those_of_a_crowded_server(tmp_path: Path, seed: int) -> None:
     pair = taught(tmp_path, seed)
-    learned = CorrectedBackend(backend("vllm-0.15"), pair.learned)
-    more = pair.hidden.partition('hidden.toml"\n')[2].partition("[output]")[0]
+    learned = CorrectedBackend(backend(""), pair.learned)
+    more = pair.hidden.partition("[latency]\n")[2].partition("[output]")[0]
     hidden = backend(str(tmp_path / "hidden.toml"), more)
     off = [100 * (times(learned, kind) / times(hidden, kind) - 1) for kind in (DECODES, MIXED)]
     assert np.abs(off[0]).max() < 3.5

@@ -126,8 +126,10 @@ name = "Qwen/Qwen2.5-7B-Instruct"
 [[nodes]]
 gpu = "H100-SXM5-80GB"
 [[replicas]]
+[engine]
+version = "0.15"
+learned = "{engine}"
 [latency]
-engine = "{engine}"
 {more}
 [output]
 report = false

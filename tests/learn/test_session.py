@@ -12,11 +12,10 @@ import pytest
 
 from emu.cli import call
 from emu.config.load import config_from_text
+from emu.engines.registry import BUNDLES, model_from_file
 from emu.errors import InputError
 from emu.latency.engine import (
-    ENGINES,
     EngineModel,
-    engine_from_file,
     learned_posterior,
     prior_of,
     values_of,
@@ -25,7 +24,7 @@ from emu.learn.levels import Level, Sent, workload_text
 from emu.learn.session import Learned, Session, Times, in_flight, measured_times, observations_of
 from tests.learn.hidden import served, workload
 
-SHIPPED = ENGINES["vllm-0.15"]
+SHIPPED = BUNDLES["vllm-0.15"].model
 KNOWN = prior_of(SHIPPED, "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
 
 
@@ -199,13 +198,13 @@ def test_the_command_writes_an_engine_that_configurations_can_name(
     text = path.read_text()
     assert 'date = "2026-11-20"' in text
     assert re.search(r'^emu = "', text, re.MULTILINE)
-    engine = engine_from_file(path)
+    engine = model_from_file(path)
     assert engine.weights_time != 1.0
     posterior = learned_posterior(path)
     assert posterior is not None
     assert posterior.mean == pytest.approx(values_of(engine).tolist(), rel=1e-6)
     case = (tmp_path / "mine" / "cluster.toml").read_text()
-    config_from_text(case, "cluster.toml", [f"latency.engine={path}"], tmp_path / "mine")
+    config_from_text(case, "cluster.toml", [f"engine.learned={path}"], tmp_path / "mine")
 
 
 @pytest.mark.slow

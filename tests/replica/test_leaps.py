@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from emu.engines.registry import engine_named
 from emu.kernel.clock import AT_DUE, NOW, PARK
 from emu.latency.base import BatchShape, Ends
-from emu.latency.engine import DEFAULT_ENGINE, engine_model
 from emu.latency.engine_steps import Jitter
 from emu.replica import actions as act
 from emu.replica import events as ev
@@ -171,7 +171,7 @@ def test_costs_are_those_of_the_slowdown_and_whole_nanoseconds() -> None:
 def test_steps_that_vary_have_no_short_cuts() -> None:
     pace = Pace(Opening())  # type: ignore[arg-type]
     assert (pace.decode_ends is None, pace.is_monotone, pace.is_even) == (False, True, True)
-    pace.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
+    pace.set_jitter(Jitter(engine_named("vllm").model, 7, 0))
     assert (pace.decode_ends, pace.is_monotone, pace.is_even) == (None, False, False)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.latency.engine import DEFAULT_ENGINE, engine_model
+from emu.engines.registry import engine_named
 from emu.latency.engine_steps import Jitter, OutputStream
 from emu.replica import events as ev
 from emu.replica.replica import Replica
@@ -198,7 +198,7 @@ def test_work_and_rests_for_the_model_of_power_do_not_depend_on_leaps(
 
 def with_front_end(replica: Replica) -> None:
     """Tokens pass the engine's output queue on their way to clients."""
-    replica.books.stream = OutputStream(engine_model(DEFAULT_ENGINE, "test"))
+    replica.books.stream = OutputStream(engine_named("vllm").model)
 
 
 @few
@@ -276,7 +276,7 @@ def test_first_uses_are_paid_once_whatever_the_leaps(
 
 def with_jitter(replica: Replica) -> None:
     """Steps vary, by the number of the step."""
-    replica.pace.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, replica.replica_id))
+    replica.pace.set_jitter(Jitter(engine_named("vllm").model, 7, replica.replica_id))
 
 
 @few

@@ -119,7 +119,7 @@ class NaiveVllm:
         return None
 
     def schedule(self, now):
-        budget = self.t.max_num_batched_tokens
+        budget = self.t.tokens_max
         cap = self.t.long_prefill_token_threshold or 10**9
         items, preempted, stopped = [], [], False
         for s in list(self.running):
@@ -157,7 +157,7 @@ class NaiveVllm:
 
     def _admit(self, items, budget, cap):
         at = 0
-        while at < len(self.waiting) and budget > 0 and len(self.running) < self.t.max_num_seqs:
+        while at < len(self.waiting) and budget > 0 and len(self.running) < self.t.requests_max:
             s = self.waiting[at]
             hits = self.lookup(s)
             had = len(hits) * self.bs

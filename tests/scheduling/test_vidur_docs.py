@@ -61,7 +61,7 @@ def test_the_example_keeps_the_protocol(ops):
     for leap in (False, True):
         mine = copy.deepcopy(ops)
         items = list({id(op[2]): op[2] for op in mine}.values())
-        scheduler = make(cls, num_blocks=24, leap=leap, max_num_batched_tokens=30)
+        scheduler = make(cls, num_blocks=24, leap=leap, max_num_seqs=256, max_num_batched_tokens=30)
         drive = Drive(scheduler, mine).run()
         scheduler.unreserve(list(drive.reserved.values()))
         unfinished(drive)

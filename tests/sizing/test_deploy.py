@@ -161,6 +161,8 @@ def test_a_checkpoint_of_its_own_is_served_from_its_folder(tmp_path: Path) -> No
     (folder / "config.json").write_text(source.read_text())
     tables = {
         "model": {"hf_config": str(folder / "config.json"), "name": "mine"},
+        "nodes": [{"gpu": "H200"}],
+        "replicas": [{"tensor_parallel": 8}],
         "workload": {"synthetic": {}},
     }
     flags = vllm_flags(config_from_dict(tables), 0)

@@ -171,7 +171,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         call(["run", str(path), "--draws", "1"])
     with pytest.raises(InputError, match="leave out --seeds"):
         call(["run", str(path), "--draws", "4", "--seeds", "3"])
-    config = load_config(path, ["latency.engine=none"])
+    config = load_config(path, ["engine.name=none"])
     with pytest.raises(InputError, match="need an engine"):
         engines_of(config, "c")
 
@@ -183,7 +183,9 @@ def test_a_run_says_how_well_its_engine_is_known(
     for gpu in ("H100-SXM5-80GB", "L40S"):
         call(["run", str(config_file(tmp_path, gpu)), "-o", str(tmp_path / gpu)])
         out = capsys.readouterr().out
-        lines[gpu] = next(line for line in out.splitlines() if line.startswith("engine: mean TTFT"))
+        lines[gpu] = next(
+            line for line in out.splitlines() if line.startswith("engine: vllm-0.15; mean TTFT")
+        )
     assert "prior of" in lines["H100-SXM5-80GB"]
     assert "none on L40S" in lines["L40S"]
 

@@ -122,8 +122,8 @@ class Choices:
         own = sum(m[0] not in self._moved for m in members)
         prompts = [m for m in members if m[1] + m[2] <= self._tape.arrived[m[0]]["prompt"]]
         if table.policy == "vllm":
-            limits["max_num_batched_tokens"] = new, table.max_num_batched_tokens
-            limits["max_num_seqs"] = len(members), table.max_num_seqs
+            limits["max_num_batched_tokens"] = new, table.tokens_max
+            limits["max_num_seqs"] = len(members), table.requests_max
             self._cut(seat, record, new, where)
         elif table.policy == "sarathi":
             chunks = sum(m[2] for m in prompts if m[2] > 1)
@@ -151,7 +151,7 @@ class Choices:
         """A piece of a prompt is shorter than what is left only for want of budget."""
         table = seat.scheduler
         threshold = getattr(table, "long_prefill_token_threshold", 0)
-        if threshold or not seat.is_plain or new >= table.max_num_batched_tokens:
+        if threshold or not seat.is_plain or new >= table.tokens_max:
             return
         if seat.is_hybrid:
             return
@@ -159,7 +159,7 @@ class Choices:
             if before + tokens < self._tape.arrived[row]["prompt"]:
                 self._tape.say(
                     f"T5: {where} reads {tokens} tokens of row {row} from {before} on, with "
-                    f"{table.max_num_batched_tokens - new} tokens of the budget left"
+                    f"{table.tokens_max - new} tokens of the budget left"
                 )
 
     def _progress(
@@ -247,7 +247,7 @@ class Choices:
             return
         if seat.role != "colocated" or self._tape.config.migration.rebalance:
             return  # a prompt that is done leaves; one that moves stops
-        if sum(m[2] for m in record["members"]) >= table.max_num_batched_tokens:
+        if sum(m[2] for m in record["members"]) >= table.tokens_max:
             return
         there = {m[0] for m in record["members"]}
         preempted = set(record.get("preempted", ()))

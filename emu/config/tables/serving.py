@@ -4,10 +4,12 @@
 keys of its own beside those that all have (`emu/config/check.py` tells which).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
+from emu.config.names import engine_label
 from emu.config.tables import (
     Count,
     Count0,
@@ -20,8 +22,16 @@ from emu.config.tables import (
     doc,
 )
 
-MaxNumSeqs = Annotated[Count, doc("Running requests per replica.")]
-MaxNumBatchedTokens = Annotated[Tokens, doc("Tokens per iteration.")]
+MaxNumSeqs = Annotated[
+    Count0,
+    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/engines.md)."),
+]
+MaxNumBatchedTokens = Annotated[
+    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/engines.md).")
+]
+SMALL_MAX_NUM_SEQS = 256
+SMALL_MAX_NUM_BATCHED_TOKENS = 2048
+"""vLLM's defaults on small GPUs: those of a table that belongs to no GPU."""
 Watermark = Annotated[Fraction, doc("Blocks kept free.")]
 BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
 MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
@@ -33,6 +43,24 @@ RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at mo
 Faithful = Annotated[
     list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
 ]
+
+
+class EngineTable(Table, kw_only=True, frozen=True):
+    """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
+
+    name: Annotated[str, doc("vllm, or none: kernels alone (docs/engines.md).")] = "vllm"
+    version: Annotated[
+        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the default, or that of the learned file.")
+    ] = ""
+    learned: Annotated[
+        str,
+        doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
+    ] = ""
+
+    @property
+    def label(self) -> str:
+        """The engine in one word: `vllm-0.15`."""
+        return engine_label(self.name, self.version)
 
 
 class SchedulerTable(Table, kw_only=True, frozen=True):
@@ -52,7 +80,7 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "vllm: form each batch while the one before it runs; auto = as latency.engine does, for colocated replicas of one stage."
+            "vllm: form each batch while the one before it runs; auto = as the engine does, for colocated replicas of one stage."
         ),
     ] = "auto"
     leap: Annotated[
@@ -71,13 +99,21 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
 
     @property
     def requests_max(self) -> int:
-        """Requests that an engine is set up for (vLLM's default where the policy has no such key)."""
-        return 256
+        """Requests that an engine is set up for (as vLLM on a small GPU, where no key says it)."""
+        return SMALL_MAX_NUM_SEQS
 
     @property
     def tokens_max(self) -> int:
         """Tokens of an iteration that an engine is set up for (likewise)."""
-        return 2048
+        return SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def stated(self) -> Self:
+        """The table with its limits written out, which a class of a user's own reads."""
+        return replace(self, **self._limits())
+
+    def _limits(self) -> dict[str, int]:
+        """Keys whose default is 0, with what they stand for."""
+        return {}
 
     @property
     def quirks(self) -> list[str]:
@@ -93,8 +129,8 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     """The current vLLM scheduler."""
 
     policy: Literal["vllm"] = "vllm"
-    max_num_seqs: MaxNumSeqs = 256
-    max_num_batched_tokens: MaxNumBatchedTokens = 2048
+    max_num_seqs: MaxNumSeqs = 0
+    max_num_batched_tokens: MaxNumBatchedTokens = 0
     long_prefill_token_threshold: Annotated[
         Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
     ] = 0
@@ -108,14 +144,17 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
 
     @property
     def requests_max(self) -> int:
-        return self.max_num_seqs
+        return self.max_num_seqs or SMALL_MAX_NUM_SEQS
 
     @property
     def tokens_max(self) -> int:
-        return self.max_num_batched_tokens
+        return self.max_num_batched_tokens or SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def _limits(self) -> dict[str, int]:
+        return {"max_num_seqs": self.requests_max, "max_num_batched_tokens": self.tokens_max}
 
     def places(self, stages: int) -> int:
-        return self.max_num_seqs
+        return self.requests_max
 
 
 class VidurTable(SchedulerTable, kw_only=True, frozen=True):
@@ -252,12 +291,6 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         str,
         doc("roofline, profile, vidur, linear, astra-sim, aiconfigurator, or package.module:Class"),
     ] = "roofline"
-    engine: Annotated[
-        str,
-        doc(
-            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, none, or a FILE.toml that changes one (docs/model.md)."
-        ),
-    ] = "vllm-0.15"
     host_overhead: Annotated[
         bool,
         doc(

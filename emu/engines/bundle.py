@@ -1,0 +1,99 @@
+"""What a serving engine of one version is made of, and what a replica is bound to.
+
+Pure. A new engine is a module beside `vllm.py` that fills an `Engine` for each version, its line in
+`registry.py`, and its words in `emu/config/names.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from emu.catalogue.lookup import GpuSpec
+from emu.config.names import ENGINES, engine_label
+from emu.config.schema import SchedulerTable
+from emu.kv.memory import MemoryRule
+from emu.latency.context import KernelPaths
+from emu.latency.engine import EngineModel
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine's defaults depend on."""
+
+    gpu: GpuSpec
+    max_model_tokens: int
+    """Longest prompt and output together."""
+
+
+class Defaults(Protocol):
+    """How an engine fills the keys of `[scheduler]` that a configuration leaves out."""
+
+    def __call__(self, table: SchedulerTable, server: Server) -> SchedulerTable:
+        """The table with no key left open."""
+        ...
+
+
+class Memory(Protocol):
+    """How an engine finds its rule of memory."""
+
+    def __call__(self, model: EngineModel) -> MemoryRule:
+        """The rule with these constants, which a learned file may have changed."""
+        ...
+
+
+class Kernels(Protocol):
+    """How an engine finds its kernels."""
+
+    def __call__(self, model: EngineModel) -> KernelPaths:
+        """Those with these switches."""
+        ...
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of one version."""
+
+    name: str
+    version: str
+    model: EngineModel
+    """Host costs, graphs, sampler and front end; constants of memory."""
+    memory: Memory
+    kernels: Kernels
+    defaults: Defaults
+
+    @property
+    def label(self) -> str:
+        """Name and version in one word."""
+        return engine_label(self.name, self.version)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Scheduler policies that are its own."""
+        return ENGINES[self.name].policies
+
+
+class BoundEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine of a replica."""
+
+    engine: Engine
+    constants: EngineModel
+    """The engine's, or those that were learned."""
+    model: EngineModel
+    """The same as `[latency]` changes them."""
+    learned: str = ""
+    """The file that its constants come from; empty: they are emu's."""
+
+    @property
+    def label(self) -> str:
+        """Name and version, and the file of its constants."""
+        return f"{self.engine.label}, {self.constants.name}" if self.learned else self.engine.label
+
+    @property
+    def memory(self) -> MemoryRule:
+        """How it divides a GPU's memory."""
+        return self.engine.memory(self.model)
+
+    @property
+    def kernels(self) -> KernelPaths:
+        """Which kernels it runs."""
+        return self.engine.kernels(self.model)

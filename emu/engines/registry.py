@@ -1,0 +1,174 @@
+"""All engines that emu models, and the one that a configuration names.
+
+Constants of one's own: `engine.learned` names a TOML file with `base`, an engine in one word
+(`vllm-0.15`), and what differs from its `EngineModel`. `emu learn` and `emu fidelity --fit` write
+such files.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from emu.config.names import (
+    ENGINES,
+    NO_ENGINE,
+    engine_label,
+    engine_problem,
+    engine_words,
+    read_input,
+)
+from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
+from emu.engines.bundle import BoundEngine, Engine, Server
+from emu.engines.vllm import VLLM
+from emu.errors import InputError
+from emu.latency.engine import EngineModel, with_step_overhead
+from emu.process.prepared import prepared
+
+BUNDLES: Final[dict[str, Engine]] = {engine.label: engine for engine in VLLM}
+"""By label (`vllm-0.15`)."""
+_OF_OWN_CLASSES: Final = "vllm"
+"""Whose defaults a scheduler without an engine has."""
+LEARNED_TABLES: Final = ("learned", "posterior")
+"""Tables of an engine's file that say where its values come from, and how well they are known."""
+
+
+def find_engine(
+    name: str, version: str = "", source: str = "config", field: str = "engine"
+) -> Engine:
+    """The engine of a name and version; empty = the default version.
+
+    InputError (at `source`, `field`) for one that is not modeled.
+    """
+    problem = engine_problem(name, version)
+    if name == NO_ENGINE and problem is None:
+        problem = "name", "needs an engine, not none"
+    if problem is not None:
+        raise InputError(source, None, f"{field}.{problem[0]}", problem[1])
+    return BUNDLES[engine_label(name, version or ENGINES[name].default)]
+
+
+def engine_named(text: str, source: str = "config", field: str = "engine") -> Engine:
+    """The engine that words name as programs spell it: `vllm-0.15`, `vLLM 0.15.1`, `0.15`."""
+    name, version = engine_words(text)
+    return find_engine(name or next(iter(ENGINES)), version, source, field)
+
+
+def nearest_version(name: str, version: str) -> str:
+    """The newest modeled version that is not newer than this one; else the oldest modeled."""
+    known = ENGINES[name].versions
+    older = [one for one in known if _numbers(one) <= _numbers(version)]
+    return older[-1] if older else known[0]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def bind(
+    table: EngineTable, latency: LatencyTable, source: str = "config", key: str = ""
+) -> BoundEngine | None:
+    """The engine of a replica; None = kernels alone. `key` (`replicas.0.`): whose tables these are.
+
+    InputError for an engine, a version or a file that is none.
+    """
+    is_eager = isinstance(latency, RooflineTable) and latency.enforce_eager
+    if not latency.host_overhead or table.name == NO_ENGINE:
+        if is_eager:
+            problem = "needs an engine that launches kernels, not engine none"
+            raise InputError(source, None, f"{key}latency.enforce_eager", problem)
+        return None
+    found = _engine_of(table, source, f"{key}engine")
+    model = constants = (
+        model_from_file(Path(table.learned), found.label) if table.learned else found.model
+    )
+    if is_eager:
+        model = msgspec.structs.replace(model, enforce_eager=True)
+    if latency.step_overhead_us >= 0:
+        model = with_step_overhead(model, latency.step_overhead_us)
+    return BoundEngine(engine=found, constants=constants, model=model, learned=table.learned)
+
+
+def filled(table: SchedulerTable, bound: BoundEngine | None, server: Server) -> SchedulerTable:
+    """The scheduler's keys, with defaults for those that are not given.
+
+    They are those of the engine whose scheduler it is, even without that engine around it; a class
+    of the user's own, which may read vLLM's keys, has vLLM's.
+    """
+    owners = [name for name, words in ENGINES.items() if table.policy in words.policies]
+    name = owners[0] if owners else _OF_OWN_CLASSES
+    if bound is not None and bound.engine.name == name:
+        return bound.engine.defaults(table, server)
+    return find_engine(name).defaults(table, server)
+
+
+def _engine_of(table: EngineTable, source: str, field: str) -> Engine:
+    """The engine of a table: the one that its file of constants was learned of, if it says so."""
+    if not table.learned:
+        return find_engine(table.name, table.version, source, field)
+    base = base_of(Path(table.learned))
+    if not base:
+        return find_engine(table.name, table.version, source, field)
+    found = BUNDLES[base]
+    if table.name != found.name or table.version not in ("", found.version):
+        asked = engine_label(table.name, table.version)
+        problem = f"{table.learned} changes {found.label}, not {asked}"
+        raise InputError(source, None, f"{field}.learned", problem)
+    return found
+
+
+# --- constants in a file --------------------------------------------------------------------------
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_input(path, "engine.learned").decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), None, "", str(error)) from None
+
+
+@functools.cache
+def base_of(path: Path) -> str:
+    """The engine whose constants a file changes, in one word; empty if it does not say.
+
+    InputError for one that is not modeled.
+    """
+    said = _document(path).get("base", "")
+    if not said:
+        return ""
+    label = engine_label(*engine_words(said)) if isinstance(said, str) else ""
+    if label not in BUNDLES:
+        raise InputError(str(path), None, "base", f"known: {', '.join(BUNDLES)}")
+    return label
+
+
+@functools.cache
+def model_from_file(path: Path, base: str = "") -> EngineModel:
+    """The constants that a file describes. `base`: what they change if the file does not say.
+
+    InputError for what the file says wrong.
+    """
+    table = _document(path)
+    for about in LEARNED_TABLES:
+        table.pop(about, None)  # emu/latency/engine.py and emu/learn/session.py read them
+    table.pop("base", None)
+    before = BUNDLES[base_of(path) or base or engine_named("vllm").label].model
+    try:
+        values = {**msgspec.to_builtins(before), "name": path.stem, **table}
+        return msgspec.convert(values, prepared(EngineModel))
+    except msgspec.ValidationError as error:
+        raise InputError(str(path), None, "", str(error)) from None
+
+
+def engine_text(model: EngineModel, base: str) -> str:
+    """A file that `model_from_file` reads: what differs from the engine called `base`."""
+    before, after = msgspec.to_builtins(BUNDLES[base].model), msgspec.to_builtins(model)
+    lines = [f'base = "{base}"']
+    lines += [
+        f"{key} = {msgspec.json.encode(value).decode()}"
+        for key, value in after.items()
+        if key != "name" and value != before[key]
+    ]
+    return "\n".join(lines) + "\n"

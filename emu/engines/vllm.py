@@ -1,0 +1,140 @@
+"""vLLM (V1): what its versions do, and what they take when nothing is said.
+
+Facts are read in the source of 0.11.2, 0.15.1 and 0.19.1; docs/model.md says which constants are
+fitted.
+
+Memory. vLLM loads the weights, runs the model once with as many tokens as a step may have and the
+sampler with as many rows as there may be sequences, and gives what its share of the memory leaves
+then to KV blocks. The larger of the two peaks counts, because the sampler runs when the layers have
+given back what they used. Held for the whole run: the rotary cache (by the positions of the model's
+config, whatever `max_model_tokens` is) and what libraries take outside the allocator. What features
+take is theirs (`emu/features/`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import SchedulerTable, VllmTable
+from emu.engines.bundle import Engine, Server
+from emu.kv.memory import EngineMemory
+from emu.latency.coefficients import Kernels, kernels_of
+from emu.latency.engine import EngineModel
+from emu.units import MIB, ceil_div
+
+_MANY_ROWS: Final = 128
+_FUSED_BYTES_MAX: Final = {
+    "hopper": {2: 64 * MIB, 4: 2 * MIB, 8: MIB // 2},
+    "blackwell": {2: 64 * MIB, 4: 32 * MIB, 8: MIB},
+}
+"""FlashInfer's all-reduce with residual and norm behind it: the largest, by ranks."""
+
+
+class VllmMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory rule with the constants of one version, bytes."""
+
+    model: EngineModel
+    null_blocks: int = 1
+
+    def kept(
+        self,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        element_bytes: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> EngineMemory:
+        """The engine's part of the memory of one rank of `tp`."""
+        rule, tokens = self.model, max_num_batched_tokens
+        hidden = spec.hidden * element_bytes
+        widest = ceil_div(spec.ffn, tp)
+        layers = tokens * (3 * widest * element_bytes + 2 * hidden)
+        if spec.experts is not None:
+            moe = spec.experts
+            chunk = min(tokens, rule.expert_chunk_tokens)
+            row = max(2 * ceil_div(moe.ffn, tp) * element_bytes, hidden)
+            layers = max(layers, 2 * chunk * moe.per_token * row + 2 * tokens * hidden)
+        rows = min(max_num_seqs, tokens)
+        each = rule.logit_bytes if rows <= _MANY_ROWS else rule.logit_bytes_many
+        # Logits are gathered: every rank holds those of the whole vocabulary.
+        sampler = each * rows * spec.vocab + 2 * tokens * hidden
+        rotary = spec.latent.qk_rope_head_dim if spec.latent is not None else spec.head_dim
+        return EngineMemory(
+            rotary_bytes=0 if spec.position_rows else spec.max_position * rotary * element_bytes,
+            layers_bytes=layers,
+            sampler_bytes=sampler,
+            context_bytes=rule.context_bytes + (rule.parallel_bytes if tp > 1 else 0),
+        )
+
+
+class VllmKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's kernels, to which the coefficients of `emu/latency/kernels.toml` are fitted."""
+
+    fused_all_reduce: bool
+
+    def coefficients(self, gpu: GpuSpec) -> Kernels:
+        """What part of the GPU's peaks they reach."""
+        return kernels_of(gpu)
+
+    def fused_bytes_max(self, architecture: str, ranks: int) -> int:
+        """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
+        if not self.fused_all_reduce:
+            return 0
+        return _FUSED_BYTES_MAX.get(architecture, {}).get(ranks, 0)
+
+
+def vllm_memory(model: EngineModel) -> VllmMemory:
+    """The memory rule with these constants."""
+    return VllmMemory(model=model)
+
+
+def vllm_kernels(model: EngineModel) -> VllmKernels:
+    """The kernels with these switches."""
+    return VllmKernels(fused_all_reduce=model.fused_all_reduce)
+
+
+def vllm_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
+    """What `vllm serve` takes for limits that are not given."""
+    if not isinstance(table, VllmTable):
+        return table
+    return table.stated()
+
+
+def _engine(version: str, model: EngineModel) -> Engine:
+    return Engine(
+        name="vllm",
+        version=version,
+        model=model,
+        memory=vllm_memory,
+        kernels=vllm_kernels,
+        defaults=vllm_defaults,
+    )
+
+
+_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
+VLLM: Final = (
+    _engine(
+        "0.11",
+        msgspec.structs.replace(
+            _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536
+        ),
+    ),
+    _engine("0.15", _V0_15),
+    _engine(
+        "0.19",
+        msgspec.structs.replace(
+            _V0_15,
+            name="vllm-0.19",
+            sampler="triton",
+            fused_all_reduce=True,
+            logit_bytes=26,
+            logit_bytes_many=26,
+        ),
+    ),
+)
+"""By version, the oldest first."""

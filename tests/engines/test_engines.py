@@ -1,0 +1,255 @@
+"""Engines by name and version: what a configuration may say, and what a run is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.cluster.plan import ReplicaPlan, make_plan
+from emu.config import names
+from emu.config.load import config_from_dict, config_from_text
+from emu.config.names import ENGINES, EngineWords, engine_words
+from emu.config.schema import SchedulerTable
+from emu.engines.bundle import Engine, Server
+from emu.engines.registry import (
+    BUNDLES,
+    engine_text,
+    find_engine,
+    model_from_file,
+    nearest_version,
+)
+from emu.errors import InputError
+from emu.kv.memory import EngineMemory, MemoryRule
+from emu.latency.context import KernelPaths, PlainKernels
+from emu.latency.engine import EngineModel
+
+ENGINE = BUNDLES["vllm-0.15"].model
+
+
+def replica(text: str, place: Path = Path(), *overrides: str) -> ReplicaPlan:
+    """The first replica of a configuration without a workload."""
+    whole = f"[workload.synthetic]\nrequests = 1\n{text}"
+    return make_plan(config_from_text(whole, "c.toml", overrides, place), "c.toml").replicas[0]
+
+
+# --- names ----------------------------------------------------------------------------------------
+def test_the_configuration_knows_the_engines_that_there_are() -> None:
+    said = {(name, version) for name, words in ENGINES.items() for version in words.versions}
+    assert said == {(engine.name, engine.version) for engine in BUNDLES.values()}
+    for name, words in ENGINES.items():
+        assert words.default in words.versions
+        assert find_engine(name).version == words.default
+        assert all(label == engine.label == engine.model.name for label, engine in BUNDLES.items())
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('name = "vlm"', ':4: engine.name: expected one of vllm, none; got "vlm"; did you mean'),
+        ('name = "sglang"', ':4: engine.name: expected one of vllm, none; got "sglang"'),
+        (
+            'version = "0.12"',
+            ':4: engine.version: vllm "0.12" is not modeled; modeled are 0.11, 0.1',
+        ),
+        ('name = "none"\nversion = "0.15"', ":5: engine.version: engine none has no versions"),
+        ('name = "none"\nlearned = "c.toml"', ":5: engine.learned: engine none has no constants"),
+        ('learned = "missing.toml"', ":4: engine.learned: no such file"),
+        ("nmae = 1", ":4: engine.nmae: unknown key; did you mean name?"),
+    ],
+)
+def test_an_engine_that_is_not_modeled_is_refused(tmp_path: Path, table: str, problem: str) -> None:
+    (tmp_path / "c.toml").write_text("")
+    with pytest.raises(InputError) as refused:
+        replica(f"[engine]\n{table}\n", tmp_path)
+    assert str(refused.value).startswith(f"c.toml{problem}")
+
+
+@pytest.mark.parametrize(
+    ("value", "now"),
+    [
+        ("vllm-0.15", 'name = "vllm", version = "0.15"'),
+        ("none", 'name = "none"'),
+        ("mine.toml", 'learned = "mine.toml"'),
+        ("vllm-9", "name, version, learned"),
+    ],
+)
+def test_the_key_of_before_is_refused_with_the_new_spelling(value: str, now: str) -> None:
+    told = f"engines have a table of their own now: [engine] {now}"
+    with pytest.raises(InputError) as refused:
+        replica(f'[latency]\nengine = "{value}"\n')
+    assert str(refused.value) == f"c.toml:4: latency.engine: {told}"
+    with pytest.raises(InputError, match=r"--set: latency\.engine: engines have a table"):
+        replica("", Path(), f"latency.engine={value}")
+    with pytest.raises(InputError, match=r"replicas\.0\.latency\.engine: engines have a table"):
+        replica(f'[[replicas]]\nlatency = {{ engine = "{value}" }}\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("vllm-0.15", ("vllm", "0.15")),
+        ("vLLM 0.15.1", ("vllm", "0.15")),
+        ("vllm==0.19.0rc1", ("vllm", "0.19")),
+        ("vllm/v0.11.2", ("vllm", "0.11")),
+        ("VLLM", ("vllm", "")),
+        ("0.15.1", ("", "0.15")),
+        ("TRTLLM", ("tensorrt-llm", "")),
+        ("trtllm 1.1.0", ("tensorrt-llm", "1.1")),
+        ("TensorRT-LLM-1.0", ("tensorrt-llm", "1.0")),
+        ("SGLang v0.5.4", ("sglang", "0.5")),
+        ("none", ("none", "")),
+        ("", ("", "")),
+    ],
+)
+def test_readers_accept_the_spellings_of_other_programs(text: str, words: tuple[str, str]) -> None:
+    assert engine_words(text) == words
+
+
+def test_a_server_of_another_version_is_learned_from_the_nearest_older_one() -> None:
+    asked = ("0.9", "0.11", "0.14", "0.15", "0.18", "0.30")
+    assert [nearest_version("vllm", v) for v in asked] == [
+        *("0.11", "0.11", "0.11", "0.15", "0.15", "0.19")
+    ]
+
+
+# --- what a replica is bound to -------------------------------------------------------------------
+def test_the_version_stands_in_the_configuration_of_a_run() -> None:
+    config = config_from_dict({})
+    assert config.engine.version == ENGINES["vllm"].default
+    assert config_from_dict({"engine": {"version": "0.11"}}).engine.label == "vllm-0.11"
+    assert config_from_dict({"engine": {"name": "none"}}).engine.label == "none"
+
+
+def test_a_group_may_have_another_engine_than_the_rest() -> None:
+    tables: dict[str, Any] = {
+        "engine": {"version": "0.11"},
+        "replicas": [{}, {"engine": {"version": "0.19"}}, {"engine": {"name": "none"}}],
+    }
+    found = make_plan(config_from_dict(tables)).replicas
+    assert [one.engine_label for one in found] == ["vllm-0.11", "vllm-0.19", "none"]
+    assert [one.has_front_end for one in found] == [True, True, False]
+
+
+def test_a_models_replicas_have_its_engine() -> None:
+    tables = {"models": [{"colocated": 1, "engine": {"version": "0.11"}}]}
+    assert make_plan(config_from_dict(tables)).replicas[0].engine_label == "vllm-0.11"
+
+
+def test_simulators_schedulers_go_with_any_engine() -> None:
+    for policy in ("vllm_v0", "sarathi", "orca", "lightllm", "faster_transformer", "fcfs"):
+        one = replica(f'[scheduler]\npolicy = "{policy}"\n')
+        assert one.engine_label.startswith("vllm")
+        assert not one.runs_own_scheduler
+        assert not one.has_front_end, "the API server belongs to the engine's own scheduler"
+    assert replica('[engine]\nname = "none"\n').scheduler.policy == "vllm"
+
+
+# --- constants in a file --------------------------------------------------------------------------
+def test_an_engine_comes_back_from_its_file(tmp_path: Path) -> None:
+    changed = msgspec.structs.replace(ENGINE, step_ns=123, sampler="triton")
+    path = tmp_path / "mine.toml"
+    path.write_text(engine_text(changed, "vllm-0.15"))
+    assert model_from_file(path) == msgspec.structs.replace(changed, name="mine")
+    one = replica('[engine]\nlearned = "mine.toml"\n', tmp_path)
+    assert one.engine_label == "vllm-0.15, mine"
+    assert one.engine is not None
+    assert one.engine.step_ns == 123
+
+
+def test_a_file_belongs_to_the_version_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(engine_text(ENGINE, "vllm-0.15"))
+    table = '[engine]\nlearned = "mine.toml"\nversion = "{}"\n'
+    assert replica(table.format("0.15"), tmp_path).engine_label == "vllm-0.15, mine"
+    with pytest.raises(InputError, match=r"engine\.learned: .*mine.toml changes vllm-0.15, not v"):
+        replica(table.format("0.19"), tmp_path)
+
+
+def test_a_file_that_names_no_engine_changes_the_configured_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("step_ns = 1\n")
+    one = replica('[engine]\nlearned = "mine.toml"\nversion = "0.11"\n', tmp_path)
+    assert one.engine == msgspec.structs.replace(BUNDLES["vllm-0.11"].model, name="mine", step_ns=1)
+
+
+@pytest.mark.parametrize(
+    "text", ["step_ns = 'x'", "stepp_ns = 1", "base = 'vllm'", "base = 1", "["]
+)
+def test_a_wrong_engine_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "wrong.toml").write_text(text)
+    with pytest.raises(InputError, match=r"wrong\.toml"):
+        replica('[engine]\nlearned = "wrong.toml"\n', tmp_path)
+
+
+# --- another engine: one module, one line, one entry ----------------------------------------------
+class ToyMemory(msgspec.Struct, frozen=True):
+    """Keeps a gigabyte, and the first three blocks."""
+
+    null_blocks: int = 3
+
+    def kept(
+        self,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        element_bytes: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> EngineMemory:
+        return EngineMemory(rotary_bytes=0, layers_bytes=0, sampler_bytes=0, context_bytes=1 << 30)
+
+
+def toy_memory(model: EngineModel) -> MemoryRule:
+    return ToyMemory()
+
+
+def toy_kernels(model: EngineModel) -> KernelPaths:
+    return PlainKernels()
+
+
+def toy_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
+    gpu: GpuSpec = server.gpu
+    changes = {"batch_size_cap": int(gpu.memory_gib)}
+    return msgspec.structs.replace(table, **changes)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    made = Engine(
+        name="toy",
+        version="1.0",
+        model=msgspec.structs.replace(ENGINE, name="toy-1.0", host_step_ns=9_000_000),
+        memory=toy_memory,
+        kernels=toy_kernels,
+        defaults=toy_defaults,
+    )
+    monkeypatch.setitem(names.ENGINES, "toy", EngineWords(("1.0",), "1.0", ("orca",)))
+    monkeypatch.setitem(BUNDLES, made.label, made)
+    yield made
+
+
+def test_another_engine_brings_scheduler_memory_kernels_and_defaults(toy: Engine) -> None:
+    one = replica('[engine]\nname = "toy"\n')
+    assert one.engine_label == "toy-1.0"
+    assert one.scheduler.policy == "orca", "its own scheduler, without being told"
+    assert one.runs_own_scheduler
+    assert one.has_front_end
+    assert one.memory.reserve_bytes == 1 << 30
+    assert one.num_blocks == one.memory.num_blocks - 3
+    assert one.engine is not None
+    assert one.engine.host_step_ns == 9_000_000
+
+
+def test_the_scheduler_of_another_engine_is_refused(toy: Engine) -> None:
+    for engine, policy in (("toy", "vllm"), ("vllm", "orca")):
+        owner = {"vllm": "vllm", "orca": "toy"}[policy]
+        told = f'"{policy}" is the scheduler of engine {owner}; {engine} has'
+        with pytest.raises(InputError, match=rf"^c.toml:6: scheduler.policy: {told}"):
+            replica(f'[engine]\nname = "{engine}"\n[scheduler]\npolicy = "{policy}"\n')
+    with pytest.raises(InputError, match=r"replicas.0.scheduler.policy: "):
+        replica('[[replicas]]\nscheduler = { policy = "orca" }\n')
+    assert replica('[engine]\nname = "none"\n[scheduler]\npolicy = "orca"\n').bound is None
