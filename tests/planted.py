@@ -293,7 +293,7 @@ PLANTED = (
     Planted(
         "a reservation does not cut a leap",
         "replica/inbound.py",
-        "    if flight.is_leap():\n        replica.changed(done)\n    return True\n",
+        "    if flight.is_leap:\n        replica.changed(done)\n    return True\n",
         "    return True\n",
     ),
     Planted(
@@ -307,8 +307,8 @@ PLANTED = (
     Planted(
         "KV that has left wakes no request that waits here",
         "replica/inbound.py",
-        "    if flight.is_leap() or not replica.waits_here_only or scheduler",
-        "    if flight.is_leap() or not replica.waits_here_only or False and scheduler",
+        "    if flight.is_leap or not replica.waits_here_only or scheduler",
+        "    if flight.is_leap or not replica.waits_here_only or False and scheduler",
     ),
     Planted(
         "a stop that comes too late is not answered",

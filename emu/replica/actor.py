@@ -157,9 +157,9 @@ class ReplicaActor(Actor):
         """When the replica looks at what comes now."""
         replica = self.replica
         flight = replica.flight
-        if flight.is_open and replica.paused_ns < 0:
-            return NOW
-        return replica.align(now_ns)
+        if not flight.is_open:
+            return flight.align(now_ns)
+        return NOW if replica.paused_ns < 0 else replica.align(now_ns)
 
     def _look_up(self) -> None:
         replica, kernel, flight = self.replica, self.kernel, self.replica.flight
@@ -198,7 +198,9 @@ class ReplicaActor(Actor):
     def perform(self) -> None:
         """Apply the actions of the handler that has just run."""
         replica = self.replica
-        actions = replica.take_out()
+        out = replica.out
+        actions = out[:]
+        out.clear()
         world = self.world
         for action in actions:
             kind = action.__class__

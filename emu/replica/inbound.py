@@ -74,11 +74,13 @@ def submitted(replica: Replica, event: Submitted) -> int:
         replica.out.append(End(request, Status.REJECTED, reason))
         return PARK
     flight, watch, now_ns = replica.flight, replica.watch, replica.clock.now_ns
-    done = flight.steps_ended() if watch.signals is None else flight.settle()
+    is_leap, done = flight.is_leap, 0
+    if is_leap:
+        done = flight.steps_ended() if watch.signals is None else flight.settle()
     request.status = _QUEUED
     request.holder_id = replica.replica_id
     if request.taken_ns < 0:
-        request.taken_ns = max(now_ns, flight.boundary_ns(done))
+        request.taken_ns = now_ns if flight.is_open else max(now_ns, flight.boundary_ns(done))
     replica.scheduler.enqueue(request, now_ns)
     if watch.steps_history is not None:
         watch.steps_history.add(now_ns, "queued", row=request.row, replica=replica.replica_id)
@@ -87,6 +89,8 @@ def submitted(replica: Replica, event: Submitted) -> int:
     if watch.signals is not None:
         replica.changed(done)
         watch.note_signal()
+    elif not is_leap:
+        replica.look = replica.look or LOOK
     elif not flight.puts_off(done):
         flight.settle()
         replica.changed(done)
@@ -96,10 +100,10 @@ def submitted(replica: Replica, event: Submitted) -> int:
 def reserve(replica: Replica, requests: list[Request]) -> bool:
     """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
     flight = replica.flight
-    done = flight.settle()
+    done = flight.settle() if flight.is_leap else 0
     if not replica.scheduler.reserve(requests):
         return False
-    if flight.is_leap():
+    if flight.is_leap:
         replica.changed(done)
     return True
 
@@ -115,10 +119,10 @@ def unreserved(replica: Replica, event: Unreserved) -> int:
 def released(replica: Replica, event: Released) -> int:
     """The KV of detached requests has left: their blocks are free."""
     flight, scheduler = replica.flight, replica.scheduler
-    done = flight.settle()
+    done = flight.settle() if flight.is_leap else 0
     for request in event.requests:
         scheduler.release(request)
-    if flight.is_leap() or not replica.waits_here_only or scheduler.waiting_count:
+    if flight.is_leap or not replica.waits_here_only or scheduler.waiting_count:
         replica.changed(done)
     return PARK
 

@@ -310,7 +310,7 @@ class Replica(ReplicaHandle):
     def rest(self) -> int:
         """Nothing can be formed now: wait for a stage, fail what can never run, or for news."""
         flight = self.flight
-        if flight.holds_batch():
+        if flight is not IDLE and flight.holds_batch():
             assert isinstance(flight, Staged)
             return flight.wait().due_ns
         unschedulable = self.scheduler.drop_unschedulable(self.clock.now_ns)
@@ -455,7 +455,8 @@ class Replica(ReplicaHandle):
 
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
-        self.watch.touch()
+        if not self.watch.is_touched:
+            self.watch.touch()
 
     def seen(self) -> None:
         """The queues have been looked at: the next change is told again."""
@@ -587,8 +588,11 @@ class Replica(ReplicaHandle):
     @property
     def tokens_produced(self) -> tuple[int, int]:
         """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        prefill, decode = self.flight.tokens_settled(self.flight.settle())
-        return prefill + self.counters.prefill_tokens, decode + self.counters.decode_tokens
+        flight, counters = self.flight, self.counters
+        if not flight.is_leap:
+            return counters.prefill_tokens, counters.decode_tokens
+        prefill, decode = flight.tokens_settled(flight.settle())
+        return prefill + counters.prefill_tokens, decode + counters.decode_tokens
 
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
@@ -596,8 +600,9 @@ class Replica(ReplicaHandle):
 
     def changed(self, done: int) -> None:
         """The settled books have changed: cut a leap that no longer holds, look up if idle."""
-        if not self.flight.still_holds(done):
-            self.want(LOOK)
+        flight = self.flight
+        if not (flight.is_leap and flight.still_holds(done)) and self.look < LOOK:
+            self.look = LOOK
 
 
 def _order(event: Event) -> int:

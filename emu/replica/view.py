@@ -20,6 +20,7 @@ from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
 from emu.network.placement import Grid
+from emu.replica.flight.base import Flight
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.states import ReplicaState
 from emu.request import Request
@@ -36,6 +37,9 @@ NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 
 class Settles(Protocol):
     """What a view asks of its replica."""
+
+    flight: Flight
+    """What it is in the middle of: only of a leap the books may lag behind."""
 
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
@@ -111,7 +115,7 @@ class View:
     @property
     def blocks_total(self) -> int:
         """KV blocks, less what a fault has taken away."""
-        return self._scheduler.blocks_total
+        return self._scheduler.ledger.blocks_total
 
     @property
     def max_num_seqs(self) -> int:
@@ -179,15 +183,18 @@ class View:
     @property
     def blocks_used(self) -> int:
         """KV blocks that are not free; cached blocks that no request references are."""
-        if self._grows:
-            self._books.settle()
-        return self._scheduler.blocks_used
+        flight = self._books.flight
+        if flight.is_leap and self._grows:
+            flight.settle()
+        ledger = self._scheduler.ledger
+        return ledger.blocks_total - ledger.pool.blocks_free
 
     @property
     def blocks_free(self) -> int:
         """KV blocks that can be taken."""
-        if self._grows:
-            self._books.settle()
+        flight = self._books.flight
+        if flight.is_leap and self._grows:
+            flight.settle()
         return self._scheduler.ledger.pool.blocks_free
 
     @property

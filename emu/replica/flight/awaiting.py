@@ -43,6 +43,7 @@ class Awaiting(Flight):
         then: Launcher,
     ) -> None:
         self.is_open = self.is_joint = self.is_cut = self.is_paused = False
+        self.is_leap = False
         self.due_ns = PARK
         self.books = books
         self.batch = batch

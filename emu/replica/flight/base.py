@@ -56,12 +56,15 @@ class Flight:
     """Something else may begin now: nothing is in flight, or there is room beside it."""
     is_joint: bool
     """It is planned together with others, in turn or in waves: any event ends that (`unroll`)."""
+    is_leap: bool
+    """Several iterations are under way: the books may lag behind (`settle`), and what others do to
+    them may cut it. Else nothing need be settled, put off, or asked whether it holds."""
     is_cut: bool
     """It ends earlier than it had said, which its actor has not been told yet."""
     due_ns: int
     """When its next step comes; `PARK` = not before something else happens."""
 
-    __slots__ = ("due_ns", "is_cut", "is_joint", "is_open")
+    __slots__ = ("due_ns", "is_cut", "is_joint", "is_leap", "is_open")
 
     @property
     def sort(self) -> Sort:
@@ -77,10 +80,6 @@ class Flight:
     def settle(self) -> int:
         """Bring the books up to now; iterations of a leap that have ended."""
         return 0
-
-    def is_leap(self) -> bool:
-        """Several iterations are under way, which what others do to the books may cut."""
-        return False
 
     def steps_ended(self) -> int:
         """Iterations of a leap that have ended by now, without a look at the books."""
@@ -162,7 +161,7 @@ class Idle(Flight):
 
     def __init__(self) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = False
+        self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = PARK
 
     @property

@@ -47,7 +47,7 @@ class Layered(Flight):
 
     def __init__(self, books: Books, layers: LayerScheduler) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = self.is_over = False
+        self.is_joint = self.is_leap = self.is_cut = self.is_over = False
         self.due_ns = PARK
         self.books = books
         self.layers = layers

@@ -39,6 +39,7 @@ class Measured(Flight):
         waited_ns: int = 0,
     ) -> None:
         self.is_open = self.is_joint = self.is_cut = self.is_paused = False
+        self.is_leap = beside.is_leap
         self.due_ns = PARK
         self.books = books
         self.then = then

@@ -109,7 +109,7 @@ class Member(Flight):
         self, books: Books, group: GroupWave, actor: ReplicaActorPort, posted: deque[Event]
     ) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = False
+        self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = PARK
         self.books = books
         self.group = group
@@ -153,7 +153,7 @@ class Member(Flight):
         self.batch, self.prerequisites = batch, prerequisites
         self.start_ns = self.end_ns = start_ns
         self.waited_ns = self.wave_wait_ns = 0
-        self.run = None
+        self.set_run(None)
         self.wait()
 
     def wait(self) -> None:
@@ -165,6 +165,12 @@ class Member(Flight):
         """Its group promises it waves, or does so no more."""
         self.promise = promise
         self.is_joint = promise is not None
+        self.is_leap = promise is not None or self.run is not None
+
+    def set_run(self, run: Run | None) -> None:
+        """Its steps, where several are promised and have begun."""
+        self.run = run
+        self.is_leap = run is not None or self.promise is not None
 
     def begin(self, measured_ns: int) -> Flight:
         """The batch runs, and takes what a backend outside simulated time says, or as usual (0)."""
@@ -195,7 +201,7 @@ class Member(Flight):
         self.end_ns = self.due_ns = end_ns
         batch = self.batch
         assert batch is not None
-        self.run = None if ends is None else Run(self.books, batch, self.start_ns, ends)
+        self.set_run(None if ends is None else Run(self.books, batch, self.start_ns, ends))
 
     # --- its end ----------------------------------------------------------------------------------
     def end(self) -> Flight:
@@ -237,7 +243,8 @@ class Member(Flight):
         """Nothing of it is in flight."""
         self.is_open, self.is_waiting = True, False
         self.due_ns = PARK
-        self.batch = self.run = None
+        self.batch = None
+        self.set_run(None)
         self.waited_ns = 0
 
     # --- in the middle ----------------------------------------------------------------------------
@@ -246,10 +253,6 @@ class Member(Flight):
         if self.promise is not None:
             self.promise.settle()
         return 0 if self.run is None else self.run.settle()
-
-    def is_leap(self) -> bool:
-        """Several steps are promised, and have begun."""
-        return self.run is not None
 
     def steps_ended(self) -> int:
         """Steps of its batch that have ended by now."""

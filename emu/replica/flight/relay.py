@@ -42,7 +42,7 @@ class Relay(Flight):
     )
 
     def __init__(self, books: Books, board: RelayBoard, relayed: Relayed, cost_ns: int) -> None:
-        self.is_open = self.is_joint = self.is_cut = self.is_over = False
+        self.is_open = self.is_joint = self.is_leap = self.is_cut = self.is_over = False
         self.books = books
         self.board = board
         self.relayed = relayed

@@ -63,7 +63,8 @@ class Staged(Flight):
 
     def __init__(self, books: Books, stages: int, posted: deque[Event]) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = self.may_rotate = self.is_paused = False
+        self.is_joint = self.is_leap = self.is_cut = False
+        self.may_rotate = self.is_paused = False
         self.due_ns = PARK
         self.books = books
         self.posted = posted
@@ -215,7 +216,7 @@ class Staged(Flight):
         if rotation is not None and rotation.start(
             [[span.end_ns for span in spans] for spans, _ in self.on_stages]
         ):
-            self.rotation, self.is_joint = rotation, True
+            self.rotation, self.is_joint, self.is_leap = rotation, True, True
             self._plan(rotation)
 
     def _plan(self, rotation: Rotation) -> None:
@@ -258,7 +259,7 @@ class Staged(Flight):
         self.settle()
         rotation, on_stages, jitter = self.rotation, self.on_stages, self.books.pace.jitter
         assert rotation is not None
-        self.rotation, self.is_joint = None, False
+        self.rotation, self.is_joint, self.is_leap = None, False, False
         done, count = rotation.done, len(rotation.turns)
         self._rounds_seen = done // count + 1
         if jitter is not None:

@@ -34,7 +34,7 @@ class Step(Flight):
     def __init__(
         self, books: Books, batch: Batch, start_ns: int, end_ns: int, waited_ns: int = 0
     ) -> None:
-        self.is_open = self.is_joint = self.is_cut = False
+        self.is_open = self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = end_ns
         self.books = books
         self.batch = batch
