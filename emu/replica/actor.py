@@ -264,18 +264,14 @@ class ReplicaActor(Actor):
         self.kernel.wake(self)
 
     def _close_lock(self, action: act.CloseLock) -> None:
-        replica = self.replica
-        if not replica.lock.request(replica.name, self._granted):
-            replica.is_closing = True
+        self.replica.gate.close(self._granted)
 
     def _granted(self) -> None:
         self.tell(LockGranted())
 
     def _open_lock(self, action: act.OpenLock) -> None:
-        replica = self.replica
-        if replica.lock.holder == replica.name:
-            replica.lock.release(replica.name)
-            self.world.on_capacity(replica)
+        if self.replica.gate.open():
+            self.world.on_capacity(self.replica)
 
     def _measure(self, action: act.Measure) -> None:
         self.asked = action.shape

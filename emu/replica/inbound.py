@@ -149,13 +149,13 @@ def live_moves(replica: Replica, event: LiveMoves) -> int:
 # --- told: weights and state ---------------------------------------------------------------------
 def segment_arrived(replica: Replica, event: SegmentArrived) -> int:
     """Count the segments that are there."""
-    replica.segments_ready = event.count
+    replica.weights.arrive(event.count)
     return PARK
 
 
 def segment_arrived_live(replica: Replica, event: SegmentArrived) -> int:
     """A layer that is there can run."""
-    replica.segments_ready = event.count
+    replica.weights.arrive(event.count)
     replica.look = LOOK
     return PARK
 
@@ -163,14 +163,14 @@ def segment_arrived_live(replica: Replica, event: SegmentArrived) -> int:
 def weights_arrived(replica: Replica, event: WeightsArrived) -> int:
     """All weights are there: begin to serve."""
     assert event.to is not None
-    replica.model_loaded = True
+    replica.weights.complete()
     replica.out.append(Move(replica.state, event.to, "weights complete", "transfer"))
     return PARK
 
 
 def weights_arrived_live(replica: Replica, event: WeightsArrived) -> int:
     """All weights are there; the next pass sees it."""
-    replica.model_loaded = True
+    replica.weights.complete()
     replica.look = LOOK
     return PARK
 
@@ -184,10 +184,10 @@ def load_given_up(replica: Replica, event: LoadGivenUp) -> int:
 def commanded(replica: Replica, event: Commanded) -> int:
     """Another actor has decided; the table of transitions says whether it may."""
     if event.weights is not None:
-        replica.model_loaded = event.weights
+        replica.weights.are_loaded = event.weights
     replica.out.append(Move(replica.state, event.to, event.cause, event.writer))
     is_open_spare = event.to is S.PREFILL and replica.state is S.SHUTTING_NULL
-    if event.to is S.FAILED or (is_open_spare and replica.lock.holder != replica.name):
+    if event.to is S.FAILED or (is_open_spare and not replica.gate.is_closed):
         close(replica)  # a spare that was paused before it had closed must not prefill open for KV
     return PARK
 
@@ -201,7 +201,7 @@ def restarted(replica: Replica, event: Restarted) -> int:
 
 def lock_granted(replica: Replica, event: LockGranted) -> int:
     """Its own lock is its own: it is closed for inbound KV."""
-    replica.is_closing = False
+    replica.gate.closed()
     replica.look = LOOK
     return PARK
 
@@ -209,7 +209,7 @@ def lock_granted(replica: Replica, event: LockGranted) -> int:
 def lock_granted_late(replica: Replica, event: LockGranted) -> int:
     """It came back to decoding while it waited: the lock is given back at once."""
     assert replica.state in DECODING
-    replica.is_closing = False
+    replica.gate.closed()
     replica.out.append(OpenLock())
     replica.look = LOOK
     return PARK
@@ -238,7 +238,7 @@ def stop_asked(replica: Replica, event: StopAsked) -> int:
     request = event.request
     # Not `in`: a compiled generator has no `__contains__`, and nothing falls back to a walk.
     if any(one is request for batch in replica.flight.batches() for one in members_of(batch)):
-        replica.posted.append(event)
+        replica.mailbox.posted.append(event)
         return PARK
     if any(resident is request for resident in replica.scheduler.residents()):
         replica.scheduler.detach(request)
@@ -343,5 +343,5 @@ def _drop(replica: Replica, requests: list[Request]) -> None:
 
 def close(replica: Replica) -> None:
     """Take the own lock as soon as it can be had, unless that is under way."""
-    if replica.lock.holder != replica.name and not replica.is_closing:
+    if replica.gate.is_to_close:
         replica.out.append(CloseLock())

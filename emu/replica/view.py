@@ -270,9 +270,6 @@ class ReplicaHandle:
     """Grows at each crash: what was meant for an earlier life is dropped."""
     paused_ns: int
     """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
-    is_closing: bool
-    """It waits for its own lock."""
-    model_loaded: bool
     history: list[str]
     """Its transitions, for people."""
     clock: Kernel
@@ -285,11 +282,9 @@ class ReplicaHandle:
         "grid",
         "history",
         "incarnation",
-        "is_closing",
         "lock",
         "machine",
         "model",
-        "model_loaded",
         "name",
         "paused_ns",
         "replica_id",
@@ -319,6 +314,16 @@ class ReplicaHandle:
     @property
     def latency(self) -> LatencyBackend:
         """What its iterations cost."""
+        raise NotImplementedError
+
+    @property
+    def model_loaded(self) -> bool:
+        """All of its weights are there."""
+        raise NotImplementedError
+
+    @property
+    def is_closing(self) -> bool:
+        """It waits for its own lock."""
         raise NotImplementedError
 
     @property

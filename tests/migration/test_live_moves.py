@@ -50,9 +50,9 @@ class Moving:
     def stop(self) -> Moving:
         """The source reaches its boundary and answers."""
         bench = self.world.benches[0]
-        bench.replica.begin_applying()
-        while bench.replica.applying:
-            bench.tell(bench.replica.applying.pop())
+        bench.replica.mailbox.begin_applying()
+        while bench.replica.mailbox.applying:
+            bench.tell(bench.replica.mailbox.applying.pop())
         (asked,) = self.world.actor(0).posted
         asked.reply()  # type: ignore[attr-defined]
         self.world.kernel.rest()

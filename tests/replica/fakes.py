@@ -358,7 +358,7 @@ class Bench:
 
     def post(self, event: Event) -> None:
         """An event waits for the boundary."""
-        self.replica.posted.append(event)
+        self.replica.mailbox.posted.append(event)
 
     def step(self) -> list[Action]:
         """The replica takes its step; `due_ns` is when the next one comes. All its actions."""

@@ -6,18 +6,18 @@ ends the promise, and the member has the single batch in flight that stepping wo
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final, Protocol, final
 
 from emu.kernel.clock import PARK
 from emu.latency.base import Ends
 from emu.replica.actions import Measure
 from emu.replica.books import DUMMY_ID, Books
-from emu.replica.events import INTERRUPT, Event
+from emu.replica.events import INTERRUPT
 from emu.replica.flight.base import Flight, Sort
 from emu.replica.flight.measured import Measured
 from emu.replica.flight.run import Run
 from emu.replica.flight.step import Step
+from emu.replica.mailbox import Mailbox
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch
@@ -55,8 +55,8 @@ class Member(Flight):
     books: Books
     group: GroupWave
     actor: ReplicaActorPort
-    posted: deque[Event]
-    """The replica's mailbox: what waits there ends a promise."""
+    mailbox: Mailbox
+    """The replica's: what waits there ends a promise."""
     life: int
     """Of its replica: grows at each crash."""
     serves: bool
@@ -95,7 +95,7 @@ class Member(Flight):
         "is_serving",
         "is_waiting",
         "life",
-        "posted",
+        "mailbox",
         "prerequisites",
         "promise",
         "run",
@@ -106,7 +106,7 @@ class Member(Flight):
     )
 
     def __init__(
-        self, books: Books, group: GroupWave, actor: ReplicaActorPort, posted: deque[Event]
+        self, books: Books, group: GroupWave, actor: ReplicaActorPort, mailbox: Mailbox
     ) -> None:
         self.is_open = True
         self.is_joint = self.is_leap = self.is_cut = False
@@ -114,7 +114,7 @@ class Member(Flight):
         self.books = books
         self.group = group
         self.actor = actor
-        self.posted = posted
+        self.mailbox = mailbox
         self.life = 0
         self.serves = self.is_serving = False
         self.batch = None
@@ -176,7 +176,7 @@ class Member(Flight):
         """The batch runs, and takes what a backend outside simulated time says, or as usual (0)."""
         self.is_waiting = False
         if self.promise is not None:
-            if not self.posted:
+            if not self.mailbox.posted:
                 self.due_ns = self.promise.begin()
                 return self
             self.promise.unroll()
