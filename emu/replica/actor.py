@@ -161,6 +161,10 @@ class ReplicaActor(Actor):
             return flight.align(now_ns)
         return NOW if replica.paused_ns < 0 else replica.align(now_ns)
 
+    def describe(self) -> str:
+        """One line for the story of a run that cannot go on."""
+        return f"{super().describe()}; {self.replica.flight.tells(self.kernel.now_ns)}"
+
     def _look_up(self) -> None:
         replica, kernel, flight = self.replica, self.kernel, self.replica.flight
         look, is_cut = replica.look, flight.is_cut

@@ -27,6 +27,7 @@ import enum
 from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import AT_DUE, NOW, PARK
+from emu.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from emu.scheduling.base import Batch
@@ -120,6 +121,11 @@ class Flight:
     def unroll(self) -> None:
         """Something happens: what is in flight is there as stepping has it, and no more planned."""
 
+    # --- for people -------------------------------------------------------------------------------
+    def tells(self, now_ns: int) -> str:
+        """What it is and how far it has come, in a short phrase; changes nothing."""
+        raise NotImplementedError
+
     # --- what it waits for ------------------------------------------------------------------------
     def met(self, wait_ns: int) -> int:
         """One thing less to wait for: how urgently the replica looks at it.
@@ -173,6 +179,10 @@ class Idle(Flight):
         """Nothing ends."""
         return self
 
+    def tells(self, now_ns: int) -> str:
+        """That there is nothing."""
+        return "nothing is in flight"
+
     def align(self, now_ns: int) -> int:
         """At once."""
         return NOW
@@ -183,3 +193,16 @@ class Idle(Flight):
 
 
 IDLE: Final = Idle()
+
+
+# --- words of people ------------------------------------------------------------------------------
+def words_of(batch: Batch) -> str:
+    """Which batch, and how many members it has."""
+    shape = batch.shape
+    members = shape.sequences or shape.decode_count + len(shape.prefill_new)
+    return f"batch {batch.batch_id} of {members} request{'' if members == 1 else 's'}"
+
+
+def until(due_ns: int, now_ns: int) -> str:
+    """When something ends, as seen now, ms."""
+    return f"ends in {(due_ns - now_ns) / NS_PER_MS:.3f} ms"

@@ -64,6 +64,13 @@ class Measured(Flight):
             return self
         return self.then(self.cost_ns)
 
+    def tells(self, now_ns: int) -> str:
+        """What is asked, and what is in flight beside it."""
+        what = "a batch waits for its cost" if self.cost_ns < 0 else "a batch has its cost"
+        paused = ", and its process stands still" if self.is_paused else ""
+        beside = f"; {self.beside.tells(now_ns)}" if self.beside.holds_batch() else ""
+        return what + paused + beside
+
     def settle(self) -> int:
         """What is beside it is settled."""
         return self.beside.settle()

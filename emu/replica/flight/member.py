@@ -13,7 +13,7 @@ from emu.latency.base import Ends
 from emu.replica.actions import Measure
 from emu.replica.books import DUMMY_ID, Books
 from emu.replica.events import INTERRUPT
-from emu.replica.flight.base import Flight, Sort
+from emu.replica.flight.base import Flight, Sort, until, words_of
 from emu.replica.flight.measured import Measured
 from emu.replica.flight.run import Run
 from emu.replica.flight.step import Step
@@ -277,6 +277,21 @@ class Member(Flight):
     def holds_batch(self) -> bool:
         """In flight, or waiting for its wave."""
         return self.batch is not None
+
+    def tells(self, now_ns: int) -> str:
+        """Whether its batch waits for its wave or runs in it, and how many waves are promised."""
+        batch, run = self.batch, self.run
+        if batch is None:
+            return "nothing is in flight in its group's waves"
+        words = "a batch that keeps pace" if batch.batch_id == DUMMY_ID else words_of(batch)
+        if self.is_waiting:
+            return f"{words} waits for its wave or KV, {self.prerequisites.left} to come"
+        step = "its wave"
+        if run is not None:
+            count = len(run.ends)
+            step = f"wave {min(run.steps_ended() + 1, count)} of {count}"
+        end = "stands still" if self.is_paused else until(self.end_ns, now_ns)
+        return f"{words}: {step} {end}"
 
     def unroll(self) -> None:
         """Something happens: no wave is promised any more."""

@@ -11,7 +11,7 @@ from typing import final
 
 from emu.latency.base import Ends
 from emu.replica.books import Books, longest_of
-from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.replica.flight.step import Step
 from emu.scheduling.base import Batch
 
@@ -99,6 +99,13 @@ class Run(Flight):
         """At the end of the iteration in flight."""
         done = self.steps_ended()
         return self.due_ns if done >= len(self.ends) else self.start_ns + self.ends[done]
+
+    def tells(self, now_ns: int) -> str:
+        """Which of its iterations is in flight, and when the last one ends."""
+        count = len(self.ends)
+        at = min(self.steps_ended() + 1, count)
+        words = f"{words_of(self.batch)}: iteration {at} of {count}"
+        return f"{words}, the last {until(self.due_ns, now_ns)}"
 
     # --- cuts -------------------------------------------------------------------------------------
     def puts_off(self, done: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, final
 from emu.kernel.clock import NOW, PARK
 from emu.replica.books import DUMMY_ID, Books
 from emu.replica.events import LOOK
-from emu.replica.flight.base import Flight, Sort
+from emu.replica.flight.base import Flight, Sort, until, words_of
 from emu.replica.mailbox import Mailbox
 from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch, Pipeline, StageSpan, discount_bubbles
@@ -155,6 +155,23 @@ class Staged(Flight):
         """On the stages, and the one that is held."""
         found = [batch for _, batch in self.on_stages]
         return found if self.held is None else [*found, self.held]
+
+    def tells(self, now_ns: int) -> str:
+        """Which batches are on the stages, which one is held, and whether they rotate."""
+        rotation, stages = self.rotation, len(self.pipeline.free_ns)
+        if rotation is not None:
+            ended, count = rotation.ended_by(self.books.past(0)), len(rotation.turns)
+            return (
+                f"{count} batches in turn on {stages} stages, batch {ended} of {rotation.planned}"
+            )
+        words = f"nothing is on its {stages} stages"
+        if self.on_stages:
+            spans, first = self.on_stages[0]
+            end = "stands still" if self.is_paused else until(spans[-1].end_ns, now_ns)
+            words = f"{len(self.on_stages)} batches on {stages} stages, {words_of(first)} {end}"
+        if self.held is not None:
+            words += f"; {words_of(self.held)} waits, {self.prerequisites.left} to come"
+        return words
 
     def settle(self) -> int:
         """Bring the books of a rotation up to now."""
