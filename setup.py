@@ -34,7 +34,7 @@ latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/books replica/counters replica/crash replica/inbound replica/pace
 replica/ports replica/prerequisites replica/replica replica/serving replica/table replica/view
-replica/watch
+replica/watch replica/mailbox replica/weights replica/gate
 replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
 replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
 replica/flight/layered replica/flight/relay

@@ -203,8 +203,8 @@ PLANTED = (
     Planted(
         "a lock granted late does not reopen a revived replica",
         "replica/inbound.py",
-        "    replica.is_closing = False\n    replica.out.append(OpenLock())\n",
-        "    replica.is_closing = False\n",
+        "    replica.gate.closed()\n    replica.out.append(OpenLock())\n",
+        "    replica.gate.closed()\n",
     ),
     Planted(
         "a spare never closes its lock",
@@ -245,8 +245,8 @@ PLANTED = (
     Planted(
         "what is posted during a boundary is applied at the same one",
         "replica/replica.py",
-        "        if self.posted and not self.has_applied and",
-        "        if self.posted and",
+        "        if mailbox.posted and not mailbox.has_applied and",
+        "        if mailbox.posted and",
     ),
     Planted(
         "KV is applied after cancellations",
@@ -293,7 +293,7 @@ PLANTED = (
     Planted(
         "a reservation does not cut a leap",
         "replica/inbound.py",
-        "    if flight.is_leap():\n        replica.changed(done)\n    return True\n",
+        "    if flight.is_leap:\n        replica.changed(done)\n    return True\n",
         "    return True\n",
     ),
     Planted(
@@ -307,8 +307,8 @@ PLANTED = (
     Planted(
         "KV that has left wakes no request that waits here",
         "replica/inbound.py",
-        "    if flight.is_leap() or not replica.waits_here_only or scheduler",
-        "    if flight.is_leap() or not replica.waits_here_only or False and scheduler",
+        "    if flight.is_leap or not replica.waits_here_only or scheduler",
+        "    if flight.is_leap or not replica.waits_here_only or False and scheduler",
     ),
     Planted(
         "a stop that comes too late is not answered",

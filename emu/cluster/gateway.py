@@ -20,7 +20,7 @@ from emu.latency.engine_steps import Intake
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.states import ReplicaState
-from emu.replica.view import ReplicaHandle
+from emu.replica.view import ReplicaHandle, View
 from emu.request import Request, Status
 from emu.routing.policies import LoadOrder, Router, Signal, reads_of
 from emu.scheduling.fcfs import PrefillQueue
@@ -86,7 +86,8 @@ class Dispatch:
         )
         self._order: LoadOrder | None = None
         """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
-        self._places: dict[int, int] = {}
+        self._places: dict[int, tuple[int, View]] = {}
+        """Where each candidate stands in that order, and its figures, by its id."""
         self._touched: list[ReplicaHandle] = []
         """Replicas whose queues may have changed since they were last looked at."""
         if self._linear_load is not None and queue is None and len(replicas) > 1:
@@ -150,15 +151,19 @@ class Dispatch:
         """What a router with `linear_load` would choose from fresh signals."""
         order = self._order
         if order is None:
-            loads = [r.view().promised_load(waiting, running) for r in candidates]
-            order = self._order = LoadOrder(loads)
-            self._places = {r.replica_id: place for place, r in enumerate(candidates)}
+            views = [replica.view() for replica in candidates]
+            order = self._order = LoadOrder([v.promised_load(waiting, running) for v in views])
+            self._places = {
+                replica.replica_id: (place, view)
+                for place, (replica, view) in enumerate(zip(candidates, views, strict=True))
+            }
         places = self._places
         for replica in self._touched:
             replica.seen()
-            place = places.get(replica.replica_id)
-            if place is not None:
-                order.update(place, replica.view().promised_load(waiting, running))
+            found = places.get(replica.replica_id)
+            if found is not None:
+                place, view = found
+                order.update(place, view.promised_load(waiting, running))
         self._touched.clear()
         return candidates[order.first()]
 

@@ -23,7 +23,7 @@ from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.relay_board import SplitBatch
 from emu.replica.states import ReplicaState
-from emu.replica.view import ReplicaHandle
+from emu.replica.view import ReplicaHandle, View
 from emu.request import Request, Status
 
 # --------------------------------------------------------------------------------------------------
@@ -161,6 +161,9 @@ class Destinations:
         self._holder = holder
         self._policy = policy
         self._are_alike = are_alike
+        self._its = source.view()
+        self._views: dict[int, View] = {}
+        """Figures of the destinations seen so far, by id."""
 
     def take(self, requests: list[Request]) -> int:
         """A destination whose lock and blocks are taken now, by id, or -1."""
@@ -216,11 +219,13 @@ class Destinations:
 
     def _in_order(self, requests: list[Request]) -> Iterator[ReplicaHandle]:
         """Those with room, as the policy wants them; only those that may be next are settled."""
-        source, is_first_free = self._source, self._policy == "first_free"
-        least = source.view().blocks_to_reserve(requests) if self._are_alike else 0
+        source, views, is_first_free = self._source, self._views, self._policy == "first_free"
+        least = self._its.blocks_to_reserve(requests) if self._are_alike else 0
         heap: list[tuple[int, int, bool, ReplicaHandle]] = []
         for replica in self._world.receivers():
-            view = replica.view()
+            view = views.get(replica.replica_id)
+            if view is None:
+                view = views[replica.replica_id] = replica.view()
             blocks_free = view.promised_blocks_free
             if blocks_free < least or replica is source:
                 continue
@@ -236,7 +241,7 @@ class Destinations:
                 heappop(heap)
                 yield replica
             else:
-                heapreplace(heap, (replica.view().blocks_used, replica_id, True, replica))
+                heapreplace(heap, (views[replica_id].blocks_used, replica_id, True, replica))
 
     def failed(self, destination_id: int) -> None:
         """A transfer there has failed: it is tried last."""

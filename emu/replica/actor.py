@@ -162,9 +162,13 @@ class ReplicaActor(Actor):
         """When the replica looks at what comes now."""
         replica = self.replica
         flight = replica.flight
-        if flight.is_open and replica.paused_ns < 0:
-            return NOW
-        return replica.align(now_ns)
+        if not flight.is_open:
+            return flight.align(now_ns)
+        return NOW if replica.paused_ns < 0 else replica.align(now_ns)
+
+    def describe(self) -> str:
+        """One line for the story of a run that cannot go on."""
+        return f"{super().describe()}; {self.replica.flight.tells(self.kernel.now_ns)}"
 
     def _look_up(self) -> None:
         replica, kernel, flight = self.replica, self.kernel, self.replica.flight
@@ -203,7 +207,9 @@ class ReplicaActor(Actor):
     def perform(self) -> None:
         """Apply the actions of the handler that has just run."""
         replica = self.replica
-        actions = replica.take_out()
+        out = replica.out
+        actions = out[:]
+        out.clear()
         world = self.world
         for action in actions:
             kind = action.__class__
@@ -264,18 +270,14 @@ class ReplicaActor(Actor):
         self.kernel.wake(self)
 
     def _close_lock(self, action: act.CloseLock) -> None:
-        replica = self.replica
-        if not replica.lock.request(replica.name, self._granted):
-            replica.is_closing = True
+        self.replica.gate.close(self._granted)
 
     def _granted(self) -> None:
         self.tell(LockGranted())
 
     def _open_lock(self, action: act.OpenLock) -> None:
-        replica = self.replica
-        if replica.lock.holder == replica.name:
-            replica.lock.release(replica.name)
-            self.world.on_capacity(replica)
+        if self.replica.gate.open():
+            self.world.on_capacity(self.replica)
 
     def _measure(self, action: act.Measure) -> None:
         self.asked = action.shape

@@ -37,9 +37,7 @@ def crashed(replica: Replica, event: Crashed) -> int:
     replica.flight = replica.flight.lose()
     replica.incarnation += 1
     replica.start_process()
-    posted = list(replica.pending())
-    replica.applying = []
-    replica.posted.clear()
+    posted = replica.mailbox.empty()
     ended = _settle_cancels(replica, posted)
     lost = _lose_all(replica, posted)
     replica.live_moves = 0
@@ -94,8 +92,7 @@ def _forget_work(replica: Replica) -> None:
         replica.wave.withdraw(replica.replica_id)
     replica.paused_ns = -1
     replica.is_cruising = False
-    replica.model_loaded = False
-    replica.segments_ready = 0
+    replica.weights.drop()
 
 
 def paused(replica: Replica, event: Paused) -> int:

@@ -73,11 +73,13 @@ def submitted(replica: Replica, event: Submitted) -> int:
         replica.out.append(End(request, Status.REJECTED, reason))
         return PARK
     flight, watch, now_ns = replica.flight, replica.watch, replica.clock.now_ns
-    done = flight.steps_ended() if watch.signals is None else flight.settle()
+    is_leap, done = flight.is_leap, 0
+    if is_leap:
+        done = flight.steps_ended() if watch.signals is None else flight.settle()
     request.status = _QUEUED
     request.holder_id = replica.replica_id
     if request.taken_ns < 0:
-        request.taken_ns = max(now_ns, flight.boundary_ns(done))
+        request.taken_ns = now_ns if flight.is_open else max(now_ns, flight.boundary_ns(done))
     replica.scheduler.enqueue(request, now_ns)
     if watch.steps_history is not None:
         watch.steps_history.add(now_ns, "queued", row=request.row, replica=replica.replica_id)
@@ -86,6 +88,8 @@ def submitted(replica: Replica, event: Submitted) -> int:
     if watch.signals is not None:
         replica.changed(done)
         watch.note_signal()
+    elif not is_leap:
+        replica.look = replica.look or LOOK
     elif not flight.puts_off(done):
         flight.settle()
         replica.changed(done)
@@ -95,10 +99,10 @@ def submitted(replica: Replica, event: Submitted) -> int:
 def reserve(replica: Replica, requests: list[Request]) -> bool:
     """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
     flight = replica.flight
-    done = flight.settle()
+    done = flight.settle() if flight.is_leap else 0
     if not replica.scheduler.reserve(requests):
         return False
-    if flight.is_leap():
+    if flight.is_leap:
         replica.changed(done)
     return True
 
@@ -114,10 +118,10 @@ def unreserved(replica: Replica, event: Unreserved) -> int:
 def released(replica: Replica, event: Released) -> int:
     """The KV of detached requests has left: their blocks are free."""
     flight, scheduler = replica.flight, replica.scheduler
-    done = flight.settle()
+    done = flight.settle() if flight.is_leap else 0
     for request in event.requests:
         scheduler.release(request)
-    if flight.is_leap() or not replica.waits_here_only or scheduler.waiting_count:
+    if flight.is_leap or not replica.waits_here_only or scheduler.waiting_count:
         replica.changed(done)
     return PARK
 
@@ -144,13 +148,13 @@ def live_moves(replica: Replica, event: LiveMoves) -> int:
 # --- told: weights and state ---------------------------------------------------------------------
 def segment_arrived(replica: Replica, event: SegmentArrived) -> int:
     """Count the segments that are there."""
-    replica.segments_ready = event.count
+    replica.weights.arrive(event.count)
     return PARK
 
 
 def segment_arrived_live(replica: Replica, event: SegmentArrived) -> int:
     """A layer that is there can run."""
-    replica.segments_ready = event.count
+    replica.weights.arrive(event.count)
     replica.look = LOOK
     return PARK
 
@@ -158,14 +162,14 @@ def segment_arrived_live(replica: Replica, event: SegmentArrived) -> int:
 def weights_arrived(replica: Replica, event: WeightsArrived) -> int:
     """All weights are there: begin to serve."""
     assert event.to is not None
-    replica.model_loaded = True
+    replica.weights.complete()
     replica.out.append(Move(replica.state, event.to, "weights complete", "transfer"))
     return PARK
 
 
 def weights_arrived_live(replica: Replica, event: WeightsArrived) -> int:
     """All weights are there; the next pass sees it."""
-    replica.model_loaded = True
+    replica.weights.complete()
     replica.look = LOOK
     return PARK
 
@@ -179,10 +183,10 @@ def load_given_up(replica: Replica, event: LoadGivenUp) -> int:
 def commanded(replica: Replica, event: Commanded) -> int:
     """Another actor has decided; the table of transitions says whether it may."""
     if event.weights is not None:
-        replica.model_loaded = event.weights
+        replica.weights.are_loaded = event.weights
     replica.out.append(Move(replica.state, event.to, event.cause, event.writer))
     is_open_spare = event.to is S.PREFILL and replica.state is S.SHUTTING_NULL
-    if event.to is S.FAILED or (is_open_spare and replica.lock.holder != replica.name):
+    if event.to is S.FAILED or (is_open_spare and not replica.gate.is_closed):
         close(replica)  # a spare that was paused before it had closed must not prefill open for KV
     return PARK
 
@@ -196,7 +200,7 @@ def restarted(replica: Replica, event: Restarted) -> int:
 
 def lock_granted(replica: Replica, event: LockGranted) -> int:
     """Its own lock is its own: it is closed for inbound KV."""
-    replica.is_closing = False
+    replica.gate.closed()
     replica.look = LOOK
     return PARK
 
@@ -204,7 +208,7 @@ def lock_granted(replica: Replica, event: LockGranted) -> int:
 def lock_granted_late(replica: Replica, event: LockGranted) -> int:
     """It came back to decoding while it waited: the lock is given back at once."""
     assert replica.state in DECODING
-    replica.is_closing = False
+    replica.gate.closed()
     replica.out.append(OpenLock())
     replica.look = LOOK
     return PARK
@@ -233,7 +237,7 @@ def stop_asked(replica: Replica, event: StopAsked) -> int:
     request = event.request
     # Not `in`: a compiled generator has no `__contains__`, and nothing falls back to a walk.
     if any(one is request for batch in replica.flight.batches() for one in members_of(batch)):
-        replica.posted.append(event)
+        replica.mailbox.posted.append(event)
         return PARK
     if any(resident is request for resident in replica.scheduler.residents()):
         replica.scheduler.detach(request)
@@ -338,5 +342,5 @@ def _drop(replica: Replica, requests: list[Request]) -> None:
 
 def close(replica: Replica) -> None:
     """Take the own lock as soon as it can be had, unless that is under way."""
-    if replica.lock.holder != replica.name and not replica.is_closing:
+    if replica.gate.is_to_close:
         replica.out.append(CloseLock())

@@ -62,8 +62,7 @@ def new_prefill(replica: Replica, event: Event) -> int:
     """A layer may have ended; then let the instant end, so that all that happens now is known."""
     layered = _layered(replica)
     if layered.phase == ENDED:  # and posted events are applied
-        is_complete = replica.model_loaded
-        layered.see_weights(replica.relaying.layers + 2 if is_complete else replica.segments_ready)
+        layered.see_weights(replica.weights.ready(replica.relaying.layers))
     if layered.phase == FINISH:
         return _finish(replica, layered)
     if layered.phase == GIVE:
@@ -109,7 +108,7 @@ def _finish(replica: Replica, layered: Layered) -> int:
 
 def _repeat(replica: Replica) -> int:
     """Go on with this phase when the actions so far are applied."""
-    replica.has_applied = True
+    replica.mailbox.go_past()
     return LOOP
 
 

@@ -44,6 +44,8 @@ from emu.replica.flight.starters import (
     Tiered,
 )
 from emu.replica.flight.table import may_fly
+from emu.replica.gate import Gate
+from emu.replica.mailbox import Mailbox
 from emu.replica.pace import Pace
 from emu.replica.ports import GroupWave, Observers, Outbox, ReplicaActorPort
 from emu.replica.prerequisites import TierTraffic
@@ -51,6 +53,7 @@ from emu.replica.relay_board import RelayBoard
 from emu.replica.states import CLOSED, LOADING, PREFILL_TYPE, WAVES, ReplicaState
 from emu.replica.view import ReplicaHandle, Signals, View
 from emu.replica.watch import Watch
+from emu.replica.weights import Weights
 from emu.request import Status
 from emu.scheduling.base import Scheduler
 
@@ -67,7 +70,6 @@ NOTHING: Final = -8
 """`Replica.begin_next`: no batch could be formed."""
 
 _BOUNDARY: Final = int(Kind.BOUNDARY)
-_CANCELLED: Final = int(Kind.CANCELLED)
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States that do one iteration after another and nothing else."""
 _ROTATES: Final = frozenset({S.COLOCATED, S.DECODE})
@@ -103,10 +105,9 @@ class Replica(ReplicaHandle):
     # Calling a method of an object with more than 30 attributes takes three times as long without.
     # fmt: off
     __slots__ = (
-        "applying", "books", "counters", "flight", "handlers", "has_applied", "has_drained_enough",
-        "is_cruising", "is_serving", "live_moves", "look", "member", "out", "outbox", "pace",
-        "posted", "relaying", "scheduler", "segments_ready", "staged", "starter", "table",
-        "tier_traffic", "watch",
+        "books", "counters", "flight", "gate", "handlers", "has_drained_enough", "is_cruising",
+        "is_serving", "live_moves", "look", "mailbox", "member", "out", "outbox", "pace",
+        "relaying", "scheduler", "staged", "starter", "table", "tier_traffic", "watch", "weights",
     )
     # fmt: on
 
@@ -145,11 +146,7 @@ class Replica(ReplicaHandle):
         self.look = 0
         """The handler wants the replica to look up: `LOOK`; `INTERRUPT`: whatever is in flight."""
         self.actor = NO_ACTOR
-        self.posted: deque[Event] = deque()
-        """The actor's mailbox."""
-        self.applying: list[Event] = []
-        """Posted events of this boundary that are not applied yet, last first."""
-        self.has_applied = False
+        self.mailbox = Mailbox(deque())
         # --- what it is made of
         self.clock = clock
         self.scheduler = scheduler
@@ -162,7 +159,7 @@ class Replica(ReplicaHandle):
         )
         self.relaying = Relaying(layers)
         self.tier_traffic: TierTraffic | None = None
-        self.staged = Staged(self.books, stages, self.posted) if stages > 1 else None
+        self.staged = Staged(self.books, stages, self.mailbox) if stages > 1 else None
         """Its pipeline."""
         self.member: Member | None = None
         """Its place in a data-parallel group."""
@@ -170,14 +167,9 @@ class Replica(ReplicaHandle):
         # --- its process, weights and lock
         self.paused_ns = -1
         """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
-        self.model_loaded = state is not S.INACTIVE
-        self.segments_ready = 0
-        """Weights that have arrived, while they do: embedding, each layer, head."""
+        self.weights = Weights(are_loaded=state is not S.INACTIVE)
         self.lock = lock
-        if state in CLOSED:
-            self.lock.try_acquire(self.name)
-        self.is_closing = False
-        """It waits for its own lock."""
+        self.gate = Gate(lock, self.name, is_closed=state in CLOSED)
         self.live_moves = 0
         """Live migrations from and to here that hold blocks."""
         self.has_drained_enough = False
@@ -229,17 +221,18 @@ class Replica(ReplicaHandle):
 
         When the next step is due, `PARK`, `AGAIN`, or `LOOP` once the actions in `out` are applied.
         """
+        mailbox = self.mailbox
         while True:
             due_ns = LOOP
-            if self.applying:
-                self._apply(self.applying.pop())
+            if mailbox.applying:
+                self._apply(mailbox.applying.pop())
             elif not self.flight.is_open:
                 flight = self.flight = self.flight.end()
                 if not flight.is_open or flight.due_ns == APPLY:
                     due_ns = self._fly_on(flight)
-            elif self.is_serving and self.paused_ns < 0 and not self.posted:
+            elif self.is_serving and self.paused_ns < 0 and not mailbox.posted:
                 # What `serving.iterate` does, without a call of the table.
-                self.has_applied = False
+                mailbox.has_applied = False
                 begun = self.starter.start()
                 if begun is None:
                     due_ns = self.rest()
@@ -264,8 +257,8 @@ class Replica(ReplicaHandle):
         """What has ended goes on, or another has followed: when it is due."""
         if flight.due_ns != APPLY:
             return flight.due_ns
-        if flight.is_open or self.posted:
-            self.begin_applying()
+        if flight.is_open or self.mailbox.posted:
+            self.mailbox.begin_applying()
         return LOOP
 
     def _boundary(self) -> int:
@@ -273,12 +266,13 @@ class Replica(ReplicaHandle):
         if self.is_cruising and (not self.is_serving or self.paused_ns >= 0):
             self.is_cruising = False
             return AGAIN
-        if self.paused_ns >= 0 and not self.has_applied:
+        mailbox = self.mailbox
+        if self.paused_ns >= 0 and not mailbox.has_applied:
             return PARK
-        if self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
-            self.begin_applying()
+        if mailbox.posted and not mailbox.has_applied and self.state not in _APPLIES_LATER:
+            mailbox.begin_applying()
             return LOOP
-        self.has_applied = False
+        mailbox.has_applied = False
         handler = self.handlers[_BOUNDARY]
         assert handler is not None
         return handler(self, CANCELS_APPLIED)
@@ -293,24 +287,10 @@ class Replica(ReplicaHandle):
             self.is_cruising = True
         return LOOP if begun.is_open else begun.due_ns
 
-    def begin_applying(self) -> None:
-        """All that is posted now is applied at this boundary; what comes meanwhile at the next."""
-        posted = list(self.posted)
-        self.posted.clear()
-        self.applying = posted
-        self.has_applied = True
-        if len(posted) == 1 and posted[0].kind != _CANCELLED:
-            return
-        posted.sort(key=_order)
-        cancels = [index for index, event in enumerate(posted) if event.kind == _CANCELLED]
-        if cancels:
-            posted.insert(cancels[-1] + 1, CANCELS_APPLIED)
-        posted.reverse()
-
     def rest(self) -> int:
         """Nothing can be formed now: wait for a stage, fail what can never run, or for news."""
         flight = self.flight
-        if flight.holds_batch():
+        if flight is not IDLE and flight.holds_batch():
             assert isinstance(flight, Staged)
             return flight.wait().due_ns
         unschedulable = self.scheduler.drop_unschedulable(self.clock.now_ns)
@@ -349,9 +329,10 @@ class Replica(ReplicaHandle):
         self.is_serving = state in _SERVES
         self.has_drained_enough = False
         if state in _WITHOUT_WEIGHTS:
-            self.segments_ready = 0
-            if state not in _LOADS:
-                self.model_loaded = False
+            if state in _LOADS:
+                self.weights.begin()
+            else:
+                self.weights.drop()
         self._note_outbox()
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:
@@ -409,11 +390,9 @@ class Replica(ReplicaHandle):
     # --- how it is put together -----------------------------------------------------------------
     def attach(self, actor: ReplicaActorPort, posted: deque[Event]) -> None:
         """Messages for this replica go to that actor; what is posted waits there."""
-        self.actor, self.posted = actor, posted
-        if self.staged is not None:
-            self.staged.posted = posted
+        self.actor, self.mailbox.posted = actor, posted
         if self.member is not None:
-            self.member.actor, self.member.posted = actor, posted
+            self.member.actor = actor
         self.choose_starter()
 
     def connect(self, outbox: Outbox) -> None:
@@ -432,7 +411,7 @@ class Replica(ReplicaHandle):
 
     def join(self, group: GroupWave) -> Member:
         """It is a member of a data-parallel group from now on."""
-        self.member = Member(self.books, group, self.actor, self.posted)
+        self.member = Member(self.books, group, self.actor, self.mailbox)
         self.pace.is_monotone = False  # a gap depends on the others, too
         if self.staged is None:
             self.flight = self.member
@@ -455,7 +434,8 @@ class Replica(ReplicaHandle):
 
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
-        self.watch.touch()
+        if not self.watch.is_touched:
+            self.watch.touch()
 
     def seen(self) -> None:
         """The queues have been looked at: the next change is told again."""
@@ -499,6 +479,16 @@ class Replica(ReplicaHandle):
     def slowdown(self) -> float:
         """Iterations take so many times longer (a straggler)."""
         return self.pace.slowdown
+
+    @property
+    def model_loaded(self) -> bool:
+        """All of its weights are there."""
+        return self.weights.are_loaded
+
+    @property
+    def is_closing(self) -> bool:
+        """It waits for its own lock."""
+        return self.gate.is_closing
 
     @property
     def state_since_ns(self) -> int:
@@ -559,11 +549,7 @@ class Replica(ReplicaHandle):
     @property
     def arrived(self) -> list[KvDelivered]:
         """Deliveries of KV that wait for the boundary."""
-        return [event for event in self.pending() if isinstance(event, KvDelivered)]
-
-    def pending(self) -> Sequence[Event]:
-        """Posted events that are not applied yet."""
-        return [*reversed(self.applying), *self.posted] if self.applying else self.posted
+        return [event for event in self.mailbox.pending() if isinstance(event, KvDelivered)]
 
     @property
     def unfinished_migrations(self) -> int:
@@ -593,8 +579,11 @@ class Replica(ReplicaHandle):
     @property
     def tokens_produced(self) -> tuple[int, int]:
         """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        prefill, decode = self.flight.tokens_settled(self.flight.settle())
-        return prefill + self.counters.prefill_tokens, decode + self.counters.decode_tokens
+        flight, counters = self.flight, self.counters
+        if not flight.is_leap:
+            return counters.prefill_tokens, counters.decode_tokens
+        prefill, decode = flight.tokens_settled(flight.settle())
+        return prefill + counters.prefill_tokens, decode + counters.decode_tokens
 
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
@@ -602,12 +591,9 @@ class Replica(ReplicaHandle):
 
     def changed(self, done: int) -> None:
         """The settled books have changed: cut a leap that no longer holds, look up if idle."""
-        if not self.flight.still_holds(done):
-            self.want(LOOK)
-
-
-def _order(event: Event) -> int:
-    return event.order
+        flight = self.flight
+        if not (flight.is_leap and flight.still_holds(done)) and self.look < LOOK:
+            self.look = LOOK
 
 
 class _NoActor:

@@ -56,10 +56,10 @@ def idle(replica: Replica, event: Event) -> int:
 # --- states that change --------------------------------------------------------------------------
 def aus_prefill(replica: Replica, event: Event) -> int:
     """Close for inbound KV, then prefill."""
-    if replica.lock.holder == replica.name:
+    if replica.gate.is_closed:
         replica.out.append(Move(S.AUS_PREFILL, S.PREFILL, "closed"))
         return LOOP
-    if replica.is_closing:
+    if replica.gate.is_closing:
         return PARK
     close(replica)
     return LOOP
@@ -107,13 +107,13 @@ def shut_prefill(replica: Replica, event: Event) -> int:
 
 def shut_decode(replica: Replica, event: Event) -> int:
     """Decode what is here and what is still arriving; close as soon as the lock can be had."""
-    if replica.lock.holder != replica.name and not replica.is_closing:
+    if replica.gate.is_to_close:
         close(replica)
         return LOOP
     due_ns = replica.begin_next()
     if due_ns != NOTHING:
         return due_ns
-    if replica.is_idle and replica.lock.holder == replica.name:
+    if replica.is_idle and replica.gate.is_closed:
         replica.out.append(Move(S.SHUTTING_DECODE, S.SHUTTING_NULL, "drained and closed"))
         return LOOP
     return replica.rest()
@@ -121,7 +121,7 @@ def shut_decode(replica: Replica, event: Event) -> int:
 
 def shut_null(replica: Replica, event: Event) -> int:
     """A warm spare: weights stay, nothing is served, closed for inbound KV."""
-    if replica.lock.holder != replica.name and not replica.is_closing:
+    if replica.gate.is_to_close:
         close(replica)
         return LOOP
     return PARK

@@ -20,6 +20,7 @@ from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
 from emu.network.placement import Grid
+from emu.replica.flight.base import Flight
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.states import ReplicaState
 from emu.request import Request
@@ -36,6 +37,9 @@ NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 
 class Settles(Protocol):
     """What a view asks of its replica."""
+
+    flight: Flight
+    """What it is in the middle of: only of a leap the books may lag behind."""
 
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
@@ -116,7 +120,7 @@ class View:
     @property
     def blocks_total(self) -> int:
         """KV blocks, less what a fault has taken away."""
-        return self._scheduler.blocks_total
+        return self._scheduler.ledger.blocks_total
 
     @property
     def max_num_seqs(self) -> int:
@@ -189,15 +193,18 @@ class View:
     @property
     def blocks_used(self) -> int:
         """KV blocks that are not free; cached blocks that no request references are."""
-        if self._grows:
-            self._books.settle()
-        return self._scheduler.blocks_used
+        flight = self._books.flight
+        if flight.is_leap and self._grows:
+            flight.settle()
+        ledger = self._scheduler.ledger
+        return ledger.blocks_total - ledger.pool.blocks_free
 
     @property
     def blocks_free(self) -> int:
         """KV blocks that can be taken."""
-        if self._grows:
-            self._books.settle()
+        flight = self._books.flight
+        if flight.is_leap and self._grows:
+            flight.settle()
         return self._scheduler.ledger.pool.blocks_free
 
     @property
@@ -273,9 +280,6 @@ class ReplicaHandle:
     """Grows at each crash: what was meant for an earlier life is dropped."""
     paused_ns: int
     """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
-    is_closing: bool
-    """It waits for its own lock."""
-    model_loaded: bool
     history: list[str]
     """Its transitions, for people."""
     clock: Kernel
@@ -288,11 +292,9 @@ class ReplicaHandle:
         "grid",
         "history",
         "incarnation",
-        "is_closing",
         "lock",
         "machine",
         "model",
-        "model_loaded",
         "name",
         "paused_ns",
         "replica_id",
@@ -322,6 +324,16 @@ class ReplicaHandle:
     @property
     def latency(self) -> LatencyBackend:
         """What its iterations cost."""
+        raise NotImplementedError
+
+    @property
+    def model_loaded(self) -> bool:
+        """All of its weights are there."""
+        raise NotImplementedError
+
+    @property
+    def is_closing(self) -> bool:
+        """It waits for its own lock."""
         raise NotImplementedError
 
     @property

@@ -286,7 +286,7 @@ class Part:
             if not member.is_waiting:
                 member.waited_ns = self.starts[done] - member.start_ns
         batch.max_steps = 1
-        member.run = None
+        member.set_run(None)
         if member.is_waiting:
             member.end_ns = member.start_ns
             _unpad(batch.shape)

@@ -360,8 +360,7 @@ class RunningSet:
         if self.limits.pipeline_stages == 1:
             self._busy_ns += now_ns - formed_ns
         else:
-            for running, _, _ in records:
-                running.request.execution_ns += now_ns - formed_ns
+            _charge(records, now_ns - formed_ns)
         ended: list[RunningRequest] = []
         if batch is self.leaping:
             cohort = self.cohort
@@ -674,3 +673,9 @@ class VerifyingSet(RunningSet):
         if self.frees_late and tokens > 1:
             self.overruns.append(request.computed_tokens)
         return True
+
+
+def _charge(records: Sequence[Record], ran_ns: int) -> None:
+    """Members of a batch on a pipeline have run so long, each for itself."""
+    for running, _, _ in records:
+        running.request.execution_ns += ran_ns

@@ -50,7 +50,7 @@ from mypy_extensions import mypyc_attr
 
 from emu.config.schema import VllmTable
 from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, Hit, LowerTier
-from emu.kv.grouped import GroupedPool
+from emu.kv.grouped import GroupedPool, KvLayout
 from emu.latency.base import BatchShape, Verify, Work
 from emu.request import Request
 from emu.scheduling.base import (
@@ -212,9 +212,8 @@ class VllmScheduler(Scheduler):
         return batch
 
     def _form(self, now_ns: int) -> Batch | None:
-        if self._timed:
-            for part in self._timed:
-                part.see_time(now_ns)
+        for part in self._timed:
+            part.see_time(now_ns)
         running, cohort = self.running, self._cohort
         if len(running.records) >= self._stages:
             return None
@@ -230,14 +229,17 @@ class VllmScheduler(Scheduler):
             blocks_free = self.pool.blocks_free
             if count <= blocks_free or cohort.blocks_next() <= blocks_free:
                 return self._form_decodes(now_ns)
+        return self._form_any(now_ns, count)
+
+    def _form_any(self, now_ns: int, count: int) -> Batch | None:
+        """The running list, in which `count` requests are, then the waiting queue."""
+        running, cohort = self.running, self._cohort
         has_cohort = cohort.count > 0
         forming = Forming(now_ns, self._budget, NO_SHAPE if has_cohort else BatchShape())
         if self._grouped is not None:
             self._grouped.begin_step()
         if self._parts:
-            requests = [one.request for one in self.running.requests.values()]
-            for part in self._parts:
-                part.begin_step(requests)
+            self._begin_step()
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
         if not has_cohort:
@@ -257,6 +259,12 @@ class VllmScheduler(Scheduler):
                 batch.preempted = [*forming.preempted, *batch.preempted]
             return batch
         return self._launch(forming, has_evicted)
+
+    def _begin_step(self) -> None:
+        """Features see who runs before members are chosen."""
+        requests = [one.request for one in self.running.requests.values()]
+        for part in self._parts:
+            part.begin_step(requests)
 
     def _form_decodes(self, now_ns: int) -> Batch:
         """An iteration, or leap, of the cohort alone: nothing else is here."""
@@ -301,9 +309,7 @@ class VllmScheduler(Scheduler):
         pool = self.pool
         for running in list(self.running.requests.values()):
             if not running.is_alive:
-                if self._eviction is not None:
-                    continue  # another may be behind it
-                return  # preempted, and all behind it
+                continue  # preempted in this walk
             request = running.request
             new = request.prompt_tokens + request.generated_tokens - request.computed_tokens
             if new <= 0:
@@ -315,25 +321,34 @@ class VllmScheduler(Scheduler):
             new = min(new, self._threshold, forming.budget)
             if new == 0:
                 return
-            if self._clips and running.prefilling:
-                new = self._clipped(request, request.computed_tokens, new, running.junction_tokens)
+            if self._clips or self._parts:
+                new = self._limited(running, new)
                 if new == 0:
                     continue
-            if self._parts:
-                new = self._allowed(request, request.computed_tokens, new)
-                if new == 0:
-                    continue
-            while pool.need(request, self._slots(running, new)) > pool.blocks_free:
-                last = self._victim(running, forming)
-                self._preempt(last, forming)
-                if last is running:
-                    break
-            else:
+            lacks = pool.need(request, self._slots(running, new)) > pool.blocks_free
+            if not lacks or self._free_blocks(running, new, forming):
                 forming.budget -= new
                 self._serve(running, new, NO_HIT, forming)
-                continue
-            if self._eviction is None:
+            elif self._eviction is None:
                 return
+
+    def _limited(self, running: RunningRequest, new: int) -> int:
+        """New tokens of a running request that block boundaries and features allow."""
+        request = running.request
+        if self._clips and running.prefilling:
+            new = self._clipped(request, request.computed_tokens, new, running.junction_tokens)
+        return self._allowed(request, request.computed_tokens, new) if new else 0
+
+    def _free_blocks(self, needy: RunningRequest, new: int, forming: Forming) -> bool:
+        """Preempt until the request has blocks for its new tokens; False if it goes itself."""
+        pool = self.pool
+        while True:
+            last = self._victim(needy, forming)
+            self._preempt(last, forming)
+            if last is needy:
+                return False
+            if pool.need(needy.request, self._slots(needy, new)) <= pool.blocks_free:
+                return True
 
     def _allowed(self, request: Request, had: int, new: int) -> int:
         """New tokens of a request that all features allow; `had` are computed already."""
@@ -510,9 +525,8 @@ class VllmScheduler(Scheduler):
             request = queue.head() if passed is None else next(passed, None)
             if request is None:
                 return
-            hit, new, may_run = NO_HIT, 0, True
-            if self._parts:
-                may_run = self.running.may_run(request)
+            hit, new = NO_HIT, 0
+            may_run = not self._parts or self.running.may_run(request)
             if may_run:
                 hit = self.pool.lookup(request)
                 new = self._fit(request, hit, forming.budget)
@@ -790,9 +804,8 @@ class VllmScheduler(Scheduler):
 
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        if self._timed:
-            for part in self._timed:
-                part.see_time(now_ns)
+        for part in self._timed:
+            part.see_time(now_ns)
         return self.running.complete(batch, steps, now_ns, longest_step_ns)
 
     def detach(self, request: Request) -> None:
@@ -874,30 +887,29 @@ class VllmScheduler(Scheduler):
         longest = request.prompt_tokens + request.max_output_tokens
         if longest <= self._holds_tokens:
             return ""
-        layout = self.limits.kv_layout
-        if self._drafting is not None:
-            held = self.slots_held(longest)
-            if longest <= self.limits.max_model_tokens and layout is None:
-                blocks = ceil_div(held, self.block_size)
-                if blocks > self.blocks_total:
-                    return f"needs {blocks} of the replica's {self.blocks_total} KV blocks"
-        else:
-            held = longest - 1
-        if layout is not None:
-            if longest > self.limits.max_model_tokens:
-                return f"longer than the model's {self.limits.max_model_tokens} tokens"
-            drafts = 0 if self._drafting is None else self._drafting.tokens
-            blocks = layout.blocks_for(
-                held, in_flight_tokens=self._in_flight_tokens, draft_tokens=drafts
-            )
+        if self.limits.kv_layout is not None:
+            return self._beyond_layout(self.limits.kv_layout, longest)
+        if self._drafting is not None and longest <= self.limits.max_model_tokens:
+            blocks = ceil_div(self.slots_held(longest), self.block_size)
             if blocks > self.blocks_total:
-                return f"needs more than the replica's {self.blocks_total} KV blocks"
-            return ""
+                return f"needs {blocks} of the replica's {self.blocks_total} KV blocks"
         if reason := super().can_ever_hold(request):
             return reason
         first_chunk = min(request.prompt_tokens, self._threshold)
         if not self.settings.chunked_prefill and first_chunk > self._budget:
             return f"prompt longer than max_num_batched_tokens {self._budget}, and not chunked"
+        return ""
+
+    def _beyond_layout(self, layout: KvLayout, longest: int) -> str:
+        """Empty, or why groups of layers cannot hold a request of so many tokens."""
+        if longest > self.limits.max_model_tokens:
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
+        drafts = 0 if self._drafting is None else self._drafting.tokens
+        blocks = layout.blocks_for(
+            self.slots_held(longest), in_flight_tokens=self._in_flight_tokens, draft_tokens=drafts
+        )
+        if blocks > self.blocks_total:
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
         return ""
 
     def slots_held(self, tokens: int) -> int:

@@ -221,7 +221,7 @@ class Bench(Generic[Own]):
 
     def post(self, event: Event) -> None:
         """An event waits for the boundary."""
-        self.replica.posted.append(event)
+        self.replica.mailbox.posted.append(event)
 
     def step(self) -> list[Action]:
         """The replica takes its step; `due_ns` is when the next one comes. All its actions."""

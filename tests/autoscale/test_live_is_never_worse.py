@@ -52,7 +52,7 @@ def _stop_the_world(cluster: Cluster, new: int, loaded_ns: int) -> None:
     replica.actor.tell(Commanded(to=S.LOADING_PREFILL, writer="planner", cause="test"))
 
     def loaded() -> None:
-        replica.model_loaded = True
+        replica.weights.are_loaded = True
         replica.actor.tell(Commanded(to=S.PREFILL, writer="transfer", cause="weights complete"))
 
     cluster.kernel.call_at(loaded_ns, PRIORITY_NETWORK, loaded)

@@ -97,7 +97,7 @@ def happen(world: World) -> None:
     for is_gone in world.scaler.stale:
         is_gone(1)
     for index, bench in enumerate(world.benches):
-        if bench.replica.posted and not bench.replica.is_paused:
+        if bench.replica.mailbox.posted and not bench.replica.is_paused:
             world.actor(index).boundary()
 
 
@@ -311,7 +311,7 @@ GONE: dict[str, Callable[[World], bool]] = {
     "straggler": lambda world: world.replicas[2].pace.slowdown == 1.0,
     "freeze": lambda world: not world.replicas[2].is_paused,
     "pause": lambda world: not world.replicas[2].is_paused,
-    "kv_shrink": lambda world: not world.replicas[2].posted,
+    "kv_shrink": lambda world: not world.replicas[2].mailbox.posted,
     "link_down": lambda world: world.carrier.cuts == 0,
     "link_degrade": lambda world: print_of(world)["rates"] == world.topology.link_rates,
     "partition": lambda world: world.carrier.cuts == 0,
@@ -327,7 +327,7 @@ def test_its_end_does_not_touch_another_life_of_its_replica(kind: str) -> None:
     world.until(1.0)
     replica = world.replicas[2]
     assert (replica.state, replica.incarnation) == (S.INACTIVE, 1)
-    replica.posted.clear()
+    replica.mailbox.posted.clear()
     world.until(60.0)
     happen(world)
     assert (replica.state, replica.incarnation, replica.is_paused) == (S.INACTIVE, 1, False)

@@ -51,9 +51,9 @@ class Moving:
     def stop(self) -> Moving:
         """The source reaches its boundary and answers."""
         bench = self.world.benches[0]
-        bench.replica.begin_applying()
-        while bench.replica.applying:
-            for action in bench.tell(bench.replica.applying.pop()):
+        bench.replica.mailbox.begin_applying()
+        while bench.replica.mailbox.applying:
+            for action in bench.tell(bench.replica.mailbox.applying.pop()):
                 assert isinstance(action, Reply)
                 assert action.asked.by == "migrator"
                 self.migrator.answered(action.asked.number)

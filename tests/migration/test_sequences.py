@@ -177,8 +177,8 @@ class Traffic:
         """What has been delivered decodes to its end, and its blocks are free."""
         for place in DESTINATIONS:
             replica, scheduler = self.world.replicas[place], self.world.benches[place].scheduler
-            while replica.posted:
-                event = replica.posted.popleft()
+            while replica.mailbox.posted:
+                event = replica.mailbox.posted.popleft()
                 assert isinstance(event, KvDelivered)
                 assert all(r in scheduler.reserved for r in event.requests)
                 scheduler.unreserve(event.requests)

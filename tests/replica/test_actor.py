@@ -170,7 +170,7 @@ def test_what_is_posted_waits_until_nothing_is_in_flight() -> None:
     stage.kernel.run(0)
     stage.actors[0].post(ev.Cancelled(request=request, status=Status.CANCELLED, reason="left"))
     stage.kernel.run(17 * US)
-    assert (stage.ends, len(stage.replicas[0].posted)) == ([], 1)
+    assert (stage.ends, len(stage.replicas[0].mailbox.posted)) == ([], 1)
     stage.kernel.run()
     assert stage.ends == [(1, "CANCELLED", "left", 18 * US)]
 

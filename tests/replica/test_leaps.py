@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -341,8 +342,8 @@ def test_whatever_changes_the_queues_is_told(what: str) -> None:
         made.scheduler.detach(here)
         made.tell(ev.StopUndone(request=here))
     if what not in ("crash", "undo"):
-        made.replica.begin_applying()
-        for event in reversed(made.replica.applying):
+        made.replica.mailbox.begin_applying()
+        for event in reversed(made.replica.mailbox.applying):
             made.replica.handle(event)
     assert log == [made.replica]
 
@@ -363,8 +364,8 @@ def test_late_signals_tell_when_what_was_where() -> None:
 
 # --- lives ------------------------------------------------------------------------------------------
 FORGOTTEN = (
-    *("applying", "flight", "has_applied", "is_cruising", "paused_ns", "live_moves"),
-    *("model_loaded", "segments_ready"),
+    *("flight", "is_cruising", "paused_ns", "live_moves"),
+    *("mailbox.applying", "mailbox.has_applied", "weights.are_loaded", "weights.segments_ready"),
 )
 """What belongs to a process, and must be as that of a new one after a crash."""
 
@@ -387,11 +388,12 @@ def test_a_crash_leaves_nothing_of_the_life_before() -> None:
     made.tell(ev.Paused())
     assert reserve(made.replica, [request(3)])
     made.post(ev.KvDelivered(requests=[request(3)]))
-    made.replica.segments_ready = 3
+    made.replica.weights.segments_ready = 3
     made.tell(ev.Crashed(lost=[]))
     for name in FORGOTTEN:
-        assert getattr(made.replica, name) == getattr(new.replica, name), name
-    assert not made.replica.posted
+        its = attrgetter(name)
+        assert its(made.replica) == its(new.replica), name
+    assert not made.replica.mailbox.posted
     assert list(made.replica.pace.first_uses) == [7]
     assert made.scheduler.blocks_used == 0
     assert made.replica.incarnation == 1

@@ -175,7 +175,7 @@ def test_a_crash_of_a_new_replica_loses_its_batches_and_begins_anew() -> None:
     assert [r.request_id for r in stage.crash(0)] == [1]
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert (replica.flight, replica.segments_ready) == (IDLE, 0)
+    assert (replica.flight, replica.weights.segments_ready) == (IDLE, 0)
     assert stage.board.zigzag_active == 0
 
 

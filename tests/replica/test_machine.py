@@ -266,11 +266,11 @@ def test_what_is_posted_while_the_boundary_is_applied_waits_for_the_next() -> No
     made = Bench(S.DECODE)
     (one,) = made.running(1, output=9)
     made.post(ev.StopAsked(request=request(5), asked=ASKED))
-    made.replica.begin_applying()
+    made.replica.mailbox.begin_applying()
     made.post(ev.Cancelled(request=one, status=Status.CANCELLED, reason="left"))
     assert kinds(made.step()) == ["Reply"]
     assert made.scheduler.running == [one]
-    assert len(made.replica.posted) == 1
+    assert len(made.replica.mailbox.posted) == 1
 
 
 def test_delivered_requests_run_and_belong_to_this_replica() -> None:
@@ -391,7 +391,7 @@ def test_a_replica_without_weights_rests(state: ReplicaState) -> None:
 def test_a_spare_that_is_to_prefill_closes_first() -> None:
     made = Bench(S.AUS_PREFILL)
     made.lock.release("replica 0")
-    made.replica.is_closing = False
+    made.replica.gate.is_closing = False
     assert made.replica.go_on() == -5
     assert made.replica.take_out() == [act.CloseLock()]
     made.lock.try_acquire("replica 0")
@@ -536,7 +536,7 @@ def test_weights_that_have_arrived_make_it_serve() -> None:
 def test_live_weights_are_seen_by_the_next_pass() -> None:
     made = Bench(S.NEW_PREFILL)
     made.tell(ev.SegmentArrived(count=3))
-    assert (made.replica.segments_ready, made.replica.look) == (3, ev.LOOK)
+    assert (made.replica.weights.segments_ready, made.replica.look) == (3, ev.LOOK)
     assert made.tell(ev.WeightsArrived(to=None)) == []
     assert made.replica.model_loaded
 
@@ -544,11 +544,11 @@ def test_live_weights_are_seen_by_the_next_pass() -> None:
 def test_segments_are_counted_and_forgotten_with_the_load() -> None:
     made = Bench(S.LOADING_DECODE)
     made.tell(ev.SegmentArrived(count=3))
-    assert made.replica.segments_ready == 3
+    assert made.replica.weights.segments_ready == 3
     assert kinds(made.tell(ev.LoadGivenUp(cause="late"))) == ["Move"]
     made.replica.state = S.INACTIVE
     made.replica.note_state()
-    assert made.replica.segments_ready == 0
+    assert made.replica.weights.segments_ready == 0
 
 
 @pytest.mark.parametrize("weights", [True, False, None])
@@ -568,14 +568,14 @@ def test_a_replica_that_fails_closes_its_lock() -> None:
 
 def test_a_lock_granted_late_is_given_back() -> None:
     made = Bench(S.DECODE)
-    made.replica.is_closing = True
+    made.replica.gate.is_closing = True
     assert made.tell(ev.LockGranted()) == [act.OpenLock()]
     assert not made.replica.is_closing
 
 
 def test_a_lock_granted_to_a_spare_is_kept() -> None:
     made = Bench(S.SHUTTING_NULL)
-    made.replica.is_closing = True
+    made.replica.gate.is_closing = True
     assert made.tell(ev.LockGranted()) == []
     assert (made.replica.is_closing, made.replica.look) == (False, ev.LOOK)
 
@@ -921,7 +921,7 @@ def test_a_crash_answers_faults_of_memory_that_it_was_faster_than() -> None:
     made.post(ev.KvRestored(loss=0, asked=over))
     assert made.tell(ev.Crashed(lost=[])) == [act.Reply(struck, -1), act.Reply(over)]
     assert made.scheduler.ledger.lost == 0
-    assert not made.replica.posted
+    assert not made.replica.mailbox.posted
 
 
 def test_a_spare_that_had_not_closed_closes_before_it_prefills() -> None:

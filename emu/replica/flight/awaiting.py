@@ -7,7 +7,7 @@ from typing import Protocol, final
 from emu.kernel.clock import PARK
 from emu.replica.books import Books
 from emu.replica.events import INTERRUPT
-from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.base import IDLE, Flight, Sort, words_of
 from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch
 
@@ -43,6 +43,7 @@ class Awaiting(Flight):
         then: Launcher,
     ) -> None:
         self.is_open = self.is_joint = self.is_cut = self.is_paused = False
+        self.is_leap = False
         self.due_ns = PARK
         self.books = books
         self.batch = batch
@@ -62,6 +63,11 @@ class Awaiting(Flight):
         self.books.watch.began(self.batch, 0)
         waited_ns = self.books.clock.now_ns - self.start_ns
         return self.then.launch(self.batch, self.start_ns, waited_ns)
+
+    def tells(self, now_ns: int) -> str:
+        """Its batch, and how much is missing."""
+        paused = ", and its process stands still" if self.is_paused else ""
+        return f"{words_of(self.batch)} waits for KV, {self.prerequisites.left} to come{paused}"
 
     def boundary_ns(self, done: int) -> int:
         """It is not known when an iteration ends that has not begun: now."""

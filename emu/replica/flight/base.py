@@ -27,6 +27,7 @@ import enum
 from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import AT_DUE, NOW, PARK
+from emu.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from emu.scheduling.base import Batch
@@ -56,12 +57,15 @@ class Flight:
     """Something else may begin now: nothing is in flight, or there is room beside it."""
     is_joint: bool
     """It is planned together with others, in turn or in waves: any event ends that (`unroll`)."""
+    is_leap: bool
+    """Several iterations are under way: the books may lag behind (`settle`), and what others do to
+    them may cut it. Else nothing need be settled, put off, or asked whether it holds."""
     is_cut: bool
     """It ends earlier than it had said, which its actor has not been told yet."""
     due_ns: int
     """When its next step comes; `PARK` = not before something else happens."""
 
-    __slots__ = ("due_ns", "is_cut", "is_joint", "is_open")
+    __slots__ = ("due_ns", "is_cut", "is_joint", "is_leap", "is_open")
 
     @property
     def sort(self) -> Sort:
@@ -77,10 +81,6 @@ class Flight:
     def settle(self) -> int:
         """Bring the books up to now; iterations of a leap that have ended."""
         return 0
-
-    def is_leap(self) -> bool:
-        """Several iterations are under way, which what others do to the books may cut."""
-        return False
 
     def steps_ended(self) -> int:
         """Iterations of a leap that have ended by now, without a look at the books."""
@@ -120,6 +120,11 @@ class Flight:
 
     def unroll(self) -> None:
         """Something happens: what is in flight is there as stepping has it, and no more planned."""
+
+    # --- for people -------------------------------------------------------------------------------
+    def tells(self, now_ns: int) -> str:
+        """What it is and how far it has come, in a short phrase; changes nothing."""
+        raise NotImplementedError
 
     # --- what it waits for ------------------------------------------------------------------------
     def met(self, wait_ns: int) -> int:
@@ -162,7 +167,7 @@ class Idle(Flight):
 
     def __init__(self) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = False
+        self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = PARK
 
     @property
@@ -174,6 +179,10 @@ class Idle(Flight):
         """Nothing ends."""
         return self
 
+    def tells(self, now_ns: int) -> str:
+        """That there is nothing."""
+        return "nothing is in flight"
+
     def align(self, now_ns: int) -> int:
         """At once."""
         return NOW
@@ -184,3 +193,16 @@ class Idle(Flight):
 
 
 IDLE: Final = Idle()
+
+
+# --- words of people ------------------------------------------------------------------------------
+def words_of(batch: Batch) -> str:
+    """Which batch, and how many members it has."""
+    shape = batch.shape
+    members = shape.sequences or shape.decode_count + len(shape.prefill_new)
+    return f"batch {batch.batch_id} of {members} request{'' if members == 1 else 's'}"
+
+
+def until(due_ns: int, now_ns: int) -> str:
+    """When something ends, as seen now, ms."""
+    return f"ends in {(due_ns - now_ns) / NS_PER_MS:.3f} ms"

@@ -12,7 +12,7 @@ from typing import Final, final
 
 from emu.kernel.clock import AT_DUE, NOW, PARK
 from emu.replica.books import Books
-from emu.replica.flight.base import APPLY, IDLE, Flight, Sort
+from emu.replica.flight.base import APPLY, IDLE, Flight, Sort, until, words_of
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask
 
 UNTIL_END_OF_INSTANT: Final = -6
@@ -47,7 +47,7 @@ class Layered(Flight):
 
     def __init__(self, books: Books, layers: LayerScheduler) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = self.is_over = False
+        self.is_joint = self.is_leap = self.is_cut = self.is_over = False
         self.due_ns = PARK
         self.books = books
         self.layers = layers
@@ -117,6 +117,16 @@ class Layered(Flight):
     def holds_batch(self) -> bool:
         """Its batches are those of the global queue: none is the replica's alone."""
         return False
+
+    def tells(self, now_ns: int) -> str:
+        """Which layer of which batch runs, and how many batches there are."""
+        layers, task = self.layers, self.layers.running
+        there = f"layers there: {layers.layers_ready} of {layers.layers}"
+        begun = f"batches begun: {len(layers.pending)}, {there}"
+        if task is None:
+            return f"layer by layer: no layer runs, {begun}"
+        layer = f"layer {task.layers_done + 1}, {until(layers.run_end_ns, now_ns)}"
+        return f"{words_of(task.batch)}: {layer}; {begun}"
 
     def resume(self, since_ns: int) -> None:
         """The layer under way ends so much later."""

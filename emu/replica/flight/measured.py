@@ -39,6 +39,7 @@ class Measured(Flight):
         waited_ns: int = 0,
     ) -> None:
         self.is_open = self.is_joint = self.is_cut = self.is_paused = False
+        self.is_leap = beside.is_leap
         self.due_ns = PARK
         self.books = books
         self.then = then
@@ -62,6 +63,13 @@ class Measured(Flight):
         if self.cost_ns < 0 or self.is_paused:
             return self
         return self.then(self.cost_ns)
+
+    def tells(self, now_ns: int) -> str:
+        """What is asked, and what is in flight beside it."""
+        what = "a batch waits for its cost" if self.cost_ns < 0 else "a batch has its cost"
+        paused = ", and its process stands still" if self.is_paused else ""
+        beside = f"; {self.beside.tells(now_ns)}" if self.beside.holds_batch() else ""
+        return what + paused + beside
 
     def settle(self) -> int:
         """What is beside it is settled."""

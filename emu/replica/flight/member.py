@@ -6,18 +6,18 @@ ends the promise, and the member has the single batch in flight that stepping wo
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final, Protocol, final
 
 from emu.kernel.clock import PARK
 from emu.latency.base import Ends
 from emu.replica.actions import Measure
 from emu.replica.books import DUMMY_ID, Books
-from emu.replica.events import INTERRUPT, Event
-from emu.replica.flight.base import Flight, Sort
+from emu.replica.events import INTERRUPT
+from emu.replica.flight.base import Flight, Sort, until, words_of
 from emu.replica.flight.measured import Measured
 from emu.replica.flight.run import Run
 from emu.replica.flight.step import Step
+from emu.replica.mailbox import Mailbox
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch
@@ -55,8 +55,8 @@ class Member(Flight):
     books: Books
     group: GroupWave
     actor: ReplicaActorPort
-    posted: deque[Event]
-    """The replica's mailbox: what waits there ends a promise."""
+    mailbox: Mailbox
+    """The replica's: what waits there ends a promise."""
     life: int
     """Of its replica: grows at each crash."""
     serves: bool
@@ -95,7 +95,7 @@ class Member(Flight):
         "is_serving",
         "is_waiting",
         "life",
-        "posted",
+        "mailbox",
         "prerequisites",
         "promise",
         "run",
@@ -106,15 +106,15 @@ class Member(Flight):
     )
 
     def __init__(
-        self, books: Books, group: GroupWave, actor: ReplicaActorPort, posted: deque[Event]
+        self, books: Books, group: GroupWave, actor: ReplicaActorPort, mailbox: Mailbox
     ) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = False
+        self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = PARK
         self.books = books
         self.group = group
         self.actor = actor
-        self.posted = posted
+        self.mailbox = mailbox
         self.life = 0
         self.serves = self.is_serving = False
         self.batch = None
@@ -153,7 +153,7 @@ class Member(Flight):
         self.batch, self.prerequisites = batch, prerequisites
         self.start_ns = self.end_ns = start_ns
         self.waited_ns = self.wave_wait_ns = 0
-        self.run = None
+        self.set_run(None)
         self.wait()
 
     def wait(self) -> None:
@@ -165,12 +165,18 @@ class Member(Flight):
         """Its group promises it waves, or does so no more."""
         self.promise = promise
         self.is_joint = promise is not None
+        self.is_leap = promise is not None or self.run is not None
+
+    def set_run(self, run: Run | None) -> None:
+        """Its steps, where several are promised and have begun."""
+        self.run = run
+        self.is_leap = run is not None or self.promise is not None
 
     def begin(self, measured_ns: int) -> Flight:
         """The batch runs, and takes what a backend outside simulated time says, or as usual (0)."""
         self.is_waiting = False
         if self.promise is not None:
-            if not self.posted:
+            if not self.mailbox.posted:
                 self.due_ns = self.promise.begin()
                 return self
             self.promise.unroll()
@@ -195,7 +201,7 @@ class Member(Flight):
         self.end_ns = self.due_ns = end_ns
         batch = self.batch
         assert batch is not None
-        self.run = None if ends is None else Run(self.books, batch, self.start_ns, ends)
+        self.set_run(None if ends is None else Run(self.books, batch, self.start_ns, ends))
 
     # --- its end ----------------------------------------------------------------------------------
     def end(self) -> Flight:
@@ -237,7 +243,8 @@ class Member(Flight):
         """Nothing of it is in flight."""
         self.is_open, self.is_waiting = True, False
         self.due_ns = PARK
-        self.batch = self.run = None
+        self.batch = None
+        self.set_run(None)
         self.waited_ns = 0
 
     # --- in the middle ----------------------------------------------------------------------------
@@ -246,10 +253,6 @@ class Member(Flight):
         if self.promise is not None:
             self.promise.settle()
         return 0 if self.run is None else self.run.settle()
-
-    def is_leap(self) -> bool:
-        """Several steps are promised, and have begun."""
-        return self.run is not None
 
     def steps_ended(self) -> int:
         """Steps of its batch that have ended by now."""
@@ -274,6 +277,21 @@ class Member(Flight):
     def holds_batch(self) -> bool:
         """In flight, or waiting for its wave."""
         return self.batch is not None
+
+    def tells(self, now_ns: int) -> str:
+        """Whether its batch waits for its wave or runs in it, and how many waves are promised."""
+        batch, run = self.batch, self.run
+        if batch is None:
+            return "nothing is in flight in its group's waves"
+        words = "a batch that keeps pace" if batch.batch_id == DUMMY_ID else words_of(batch)
+        if self.is_waiting:
+            return f"{words} waits for its wave or KV, {self.prerequisites.left} to come"
+        step = "its wave"
+        if run is not None:
+            count = len(run.ends)
+            step = f"wave {min(run.steps_ended() + 1, count)} of {count}"
+        end = "stands still" if self.is_paused else until(self.end_ns, now_ns)
+        return f"{words}: {step} {end}"
 
     def unroll(self) -> None:
         """Something happens: no wave is promised any more."""

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from emu.kernel.clock import PARK
 from emu.replica.books import Books
-from emu.replica.flight.base import APPLY, IDLE, Flight, Sort
+from emu.replica.flight.base import APPLY, IDLE, Flight, Sort, until, words_of
 from emu.replica.relay_board import RelayBoard, Relayed
 
 _RUNS: Final = 0
@@ -42,7 +42,7 @@ class Relay(Flight):
     )
 
     def __init__(self, books: Books, board: RelayBoard, relayed: Relayed, cost_ns: int) -> None:
-        self.is_open = self.is_joint = self.is_cut = self.is_over = False
+        self.is_open = self.is_joint = self.is_leap = self.is_cut = self.is_over = False
         self.books = books
         self.board = board
         self.relayed = relayed
@@ -79,6 +79,15 @@ class Relay(Flight):
     def holds_batch(self) -> bool:
         """It does until its layers have run."""
         return not self.is_over
+
+    def tells(self, now_ns: int) -> str:
+        """Which layers of which batch run."""
+        relayed = self.relayed
+        words = f"{words_of(relayed.batch)} of replica {relayed.source_id}"
+        if self.is_over:
+            return f"{words}: all layers have run"
+        end = "stands still" if self._process == _PAUSED else until(self.due_ns, now_ns)
+        return f"{words}: from layer {relayed.start_layer + 1}, {end}"
 
     def pause(self) -> Flight:
         """What is left of it runs when the process goes on."""

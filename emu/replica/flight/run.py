@@ -11,7 +11,7 @@ from typing import final
 
 from emu.latency.base import Ends
 from emu.replica.books import Books, longest_of
-from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.replica.flight.step import Step
 from emu.scheduling.base import Batch
 
@@ -30,6 +30,7 @@ class Run(Flight):
 
     def __init__(self, books: Books, batch: Batch, start_ns: int, ends: Ends) -> None:
         self.is_open = self.is_joint = self.is_cut = False
+        self.is_leap = True
         self.due_ns = start_ns + ends[-1]
         self.books = books
         self.batch = batch
@@ -63,20 +64,21 @@ class Run(Flight):
     # --- in the middle ----------------------------------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now; iterations that have ended."""
-        batch = self.batch
-        done = bisect_left(self.ends, self.books.past(self.start_ns))
+        batch, books = self.batch, self.books
+        clock = books.clock  # as `steps_ended`, without a call: every reader asks
+        past_ns = clock.now_ns - self.start_ns + (clock.priority_reached > books.priority)
+        done = bisect_left(self.ends, past_ns)
         steps = done + 1 if done < batch.max_steps else done
         if steps > batch.steps_settled:
-            self.books.settle_steps(batch, steps, self.start_ns, self.ends)
+            books.settle_steps(batch, steps, self.start_ns, self.ends)
         return done
 
-    def is_leap(self) -> bool:
-        """It is."""
-        return True
-
     def steps_ended(self) -> int:
-        """Iterations that have ended by now."""
-        return bisect_left(self.ends, self.books.past(self.start_ns))
+        """Iterations that have ended by now: `Books.past`, without a call."""
+        books = self.books
+        clock = books.clock
+        past_ns = clock.now_ns - self.start_ns + (clock.priority_reached > books.priority)
+        return bisect_left(self.ends, past_ns)
 
     def boundary_ns(self, done: int) -> int:
         """When the iteration in flight ends."""
@@ -95,7 +97,15 @@ class Run(Flight):
 
     def align(self, now_ns: int) -> int:
         """At the end of the iteration in flight."""
-        return self.boundary_ns(self.steps_ended())
+        done = self.steps_ended()
+        return self.due_ns if done >= len(self.ends) else self.start_ns + self.ends[done]
+
+    def tells(self, now_ns: int) -> str:
+        """Which of its iterations is in flight, and when the last one ends."""
+        count = len(self.ends)
+        at = min(self.steps_ended() + 1, count)
+        words = f"{words_of(self.batch)}: iteration {at} of {count}"
+        return f"{words}, the last {until(self.due_ns, now_ns)}"
 
     # --- cuts -------------------------------------------------------------------------------------
     def puts_off(self, done: int) -> bool:

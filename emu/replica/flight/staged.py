@@ -12,8 +12,9 @@ from typing import Final, final
 
 from emu.kernel.clock import NOW, PARK
 from emu.replica.books import DUMMY_ID, Books
-from emu.replica.events import LOOK, Event
-from emu.replica.flight.base import Flight, Sort
+from emu.replica.events import LOOK
+from emu.replica.flight.base import Flight, Sort, until, words_of
+from emu.replica.mailbox import Mailbox
 from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch, Pipeline, StageSpan, discount_bubbles
 from emu.scheduling.rotation import Rotation
@@ -28,8 +29,8 @@ class Staged(Flight):
     """What is in flight on a pipeline: one flight for all of a replica's life."""
 
     books: Books
-    posted: deque[Event]
-    """The replica's mailbox: what waits there is to be looked at."""
+    mailbox: Mailbox
+    """The replica's: what waits there is to be looked at."""
     pipeline: Pipeline
     on_stages: deque[tuple[list[StageSpan], Batch]]
     """Batches in flight, in order, with where each is when."""
@@ -52,21 +53,22 @@ class Staged(Flight):
         "books",
         "held",
         "is_paused",
+        "mailbox",
         "may_rotate",
         "on_stages",
         "pipeline",
-        "posted",
         "prerequisites",
         "rotation",
         "wave_wait_ns",
     )
 
-    def __init__(self, books: Books, stages: int, posted: deque[Event]) -> None:
+    def __init__(self, books: Books, stages: int, mailbox: Mailbox) -> None:
         self.is_open = True
-        self.is_joint = self.is_cut = self.may_rotate = self.is_paused = False
+        self.is_joint = self.is_leap = self.is_cut = False
+        self.may_rotate = self.is_paused = False
         self.due_ns = PARK
         self.books = books
-        self.posted = posted
+        self.mailbox = mailbox
         self.pipeline = Pipeline(stages)
         self.on_stages = deque()
         self.held = None
@@ -108,7 +110,9 @@ class Staged(Flight):
         if self.on_stages:
             books = self.books
             self.due_ns = self.on_stages[0][0][-1].end_ns
-            may_rotate = self.may_rotate and not (self.is_paused or books.out or self.posted)
+            may_rotate = self.may_rotate and not (
+                self.is_paused or books.out or self.mailbox.posted
+            )
             if may_rotate and self.due_ns > books.clock.now_ns:
                 self._rotate()
         return self
@@ -119,7 +123,7 @@ class Staged(Flight):
         now_ns, rotation = self.books.clock.now_ns, self.rotation
         if rotation is not None:
             goes_on = now_ns == rotation.due_ns and rotation.planned < rotation.ends_max
-            if goes_on and not (self.posted or self.is_paused):
+            if goes_on and not (self.mailbox.posted or self.is_paused):
                 self._plan(rotation)
                 return self
             self.unroll()
@@ -151,6 +155,23 @@ class Staged(Flight):
         """On the stages, and the one that is held."""
         found = [batch for _, batch in self.on_stages]
         return found if self.held is None else [*found, self.held]
+
+    def tells(self, now_ns: int) -> str:
+        """Which batches are on the stages, which one is held, and whether they rotate."""
+        rotation, stages = self.rotation, len(self.pipeline.free_ns)
+        if rotation is not None:
+            ended, count = rotation.ended_by(self.books.past(0)), len(rotation.turns)
+            return (
+                f"{count} batches in turn on {stages} stages, batch {ended} of {rotation.planned}"
+            )
+        words = f"nothing is on its {stages} stages"
+        if self.on_stages:
+            spans, first = self.on_stages[0]
+            end = "stands still" if self.is_paused else until(spans[-1].end_ns, now_ns)
+            words = f"{len(self.on_stages)} batches on {stages} stages, {words_of(first)} {end}"
+        if self.held is not None:
+            words += f"; {words_of(self.held)} waits, {self.prerequisites.left} to come"
+        return words
 
     def settle(self) -> int:
         """Bring the books of a rotation up to now."""
@@ -215,7 +236,7 @@ class Staged(Flight):
         if rotation is not None and rotation.start(
             [[span.end_ns for span in spans] for spans, _ in self.on_stages]
         ):
-            self.rotation, self.is_joint = rotation, True
+            self.rotation, self.is_joint, self.is_leap = rotation, True, True
             self._plan(rotation)
 
     def _plan(self, rotation: Rotation) -> None:
@@ -258,7 +279,7 @@ class Staged(Flight):
         self.settle()
         rotation, on_stages, jitter = self.rotation, self.on_stages, self.books.pace.jitter
         assert rotation is not None
-        self.rotation, self.is_joint = None, False
+        self.rotation, self.is_joint, self.is_leap = None, False, False
         done, count = rotation.done, len(rotation.turns)
         self._rounds_seen = done // count + 1
         if jitter is not None:

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from emu.kernel.clock import PARK
 from emu.replica.books import Books
-from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.scheduling.base import Batch
 
 FLIES: Final = 0
@@ -34,7 +34,7 @@ class Step(Flight):
     def __init__(
         self, books: Books, batch: Batch, start_ns: int, end_ns: int, waited_ns: int = 0
     ) -> None:
-        self.is_open = self.is_joint = self.is_cut = False
+        self.is_open = self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = end_ns
         self.books = books
         self.batch = batch
@@ -61,6 +61,12 @@ class Step(Flight):
     def boundary_ns(self, done: int) -> int:
         """When it ends, as far as is known."""
         return self._end_ns if self._process == PAUSED else self.due_ns
+
+    def tells(self, now_ns: int) -> str:
+        """Its batch, and when it ends."""
+        if self._process == PAUSED:
+            return f"{words_of(self.batch)}: one iteration, which stands still"
+        return f"{words_of(self.batch)}: one iteration, {until(self.due_ns, now_ns)}"
 
     def pause(self) -> Flight:
         """What is left of it runs when the process goes on."""

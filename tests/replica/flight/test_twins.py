@@ -97,3 +97,24 @@ def test_what_is_measured_is_seen_before_its_answer() -> None:
     assert scene.replica.flight.sort is Sort.MEASURED, "the answer has come, and nothing begins"
     finish(scene)
     assert [one for one, *_ in scene.stage.ends] == [0]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_what_a_flight_tells_is_a_line_and_changes_nothing(name: str) -> None:
+    told, silent = (SCENES[name](leap=True) for _ in range(2))
+    for scene in (told, silent):
+        scene.submit(9, 12)
+        scene.submit(5, 7)
+    lines = set()
+    for at_ns in range(0, 120 * US, 3 * US):
+        for scene in (told, silent):
+            scene.run(at_ns)
+        line = told.actor.describe()
+        lines.add(line)
+        assert "\n" not in line
+        assert line.endswith(told.replica.flight.tells(at_ns))
+        assert told.replica.flight.tells(at_ns) == told.replica.flight.tells(at_ns)
+    assert len(lines) > 2
+    for scene in (told, silent):
+        scene.rest()
+    assert (told.figures(), told.totals()) == (silent.figures(), silent.totals())
