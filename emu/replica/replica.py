@@ -536,10 +536,11 @@ class Replica(ReplicaHandle):
         return self.flight.holds_batch()
 
     @property
-    def in_flight(self) -> tuple[str, int]:
-        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+    def in_flight(self) -> tuple[str, int, str]:
+        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
         flight = self.flight
-        return flight.sort.name.lower(), flight.boundary_ns(flight.steps_ended())
+        ends_ns = flight.boundary_ns(flight.steps_ended())
+        return flight.sort.name.lower(), ends_ns, flight.tells(self.clock.now_ns)
 
     @property
     def stale_recalls(self) -> list[int]:

@@ -85,8 +85,8 @@ class Settles(Protocol):
         ...
 
     @property
-    def in_flight(self) -> tuple[str, int]:
-        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+    def in_flight(self) -> tuple[str, int, str]:
+        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
         ...
 
 
@@ -157,8 +157,8 @@ class View:
         return self._books.stale_recalls
 
     @property
-    def in_flight(self) -> tuple[str, int]:
-        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+    def in_flight(self) -> tuple[str, int, str]:
+        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
         return self._books.in_flight
 
     def waiting(self) -> Iterable[Request]:

@@ -50,6 +50,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     flight: str
     """What it is in the middle of: idle, step, run (a leap), staged, member, layered, relayed,
     awaiting, measured."""
+    doing: str
+    """The same in words."""
     step_ends_ns: int
     """When the iteration in flight ends; -1 = none is."""
     is_paused: bool
@@ -142,7 +144,7 @@ class Moment:
         replica = replicas[replica_id]
         view = replica.view()
         prefill, decode = view.tokens_produced
-        flight, step_ends_ns = view.in_flight
+        flight, step_ends_ns, doing = view.in_flight
         return Standing(
             replica=replica_id,
             at_ns=self.at_ns,
@@ -150,6 +152,7 @@ class Moment:
             since_ns=_since_ns(replica.history),
             cause=_cause(replica.history),
             flight=flight,
+            doing=doing,
             step_ends_ns=step_ends_ns,
             is_paused=replica.is_paused,
             running=[request.request_id for request in view.residents()],

@@ -14,17 +14,6 @@ from emu.runs.moment import Moment, Standing
 from emu.units import NS_PER_MS, NS_PER_S
 
 _IDS_MAX: Final = 12
-_DOING: Final[Mapping[str, str]] = {
-    "idle": "nothing is in flight",
-    "step": "in an iteration",
-    "run": "in a leap of equal decode iterations",
-    "staged": "batches are on the stages of its pipeline",
-    "member": "in a wave of its data-parallel group",
-    "layered": "in a layer of a batch, while its weights arrive",
-    "relayed": "in the layers that another replica has left to it",
-    "awaiting": "its batch waits for KV from a lower tier",
-    "measured": "it waits for a backend outside emulated time",
-}
 
 
 def story_command(
@@ -96,7 +85,7 @@ def test_text(run: Path, standing: Standing) -> str:
 
 
 def _doing(standing: Standing) -> str:
-    doing = _DOING[standing.flight]
+    doing = f"in flight: {standing.doing}"
     if standing.step_ends_ns >= 0:
         doing += f"; the iteration in flight ends at {_seconds(standing.step_ends_ns)}"
     return f"{doing}; the process stands still" if standing.is_paused else doing

@@ -26,7 +26,7 @@ def delivered(number: int) -> ev.KvDelivered:
 
 
 def shrunk(number: int) -> ev.KvShrunk:
-    return ev.KvShrunk(loss=number, part=0.5, struck=lambda taken: None)
+    return ev.KvShrunk(loss=number, part=0.5, asked=ev.Asked("injector", number))
 
 
 def applied(mailbox: Mailbox) -> list[ev.Event]:
