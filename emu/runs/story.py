@@ -87,7 +87,7 @@ def test_text(run: Path, standing: Standing) -> str:
 def _doing(standing: Standing) -> str:
     doing = f"in flight: {standing.doing}"
     if standing.step_ends_ns >= 0:
-        doing += f"; the iteration in flight ends at {_seconds(standing.step_ends_ns)}"
+        doing += f" (at {_seconds(standing.step_ends_ns)})"
     return f"{doing}; the process stands still" if standing.is_paused else doing
 
 
