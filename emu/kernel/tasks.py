@@ -10,7 +10,7 @@ time stands still until it has come back. So results do not depend on the event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
 import anyio
@@ -130,7 +130,7 @@ class TaskKernel(Kernel):
         super().soon(call)
         self._go_on()
 
-    def wake_in_turn(self, actors: Any) -> None:
+    def wake_in_turn(self, actors: Iterator[Actor]) -> None:
         """Wake these in their order, each when those before it have come to rest."""
         super().wake_in_turn(actors)
         self._go_on()
