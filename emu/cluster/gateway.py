@@ -381,7 +381,7 @@ class Gateway(Actor):
 
     def _pass(self, request: Request) -> None:
         """What features put before admission, then admission."""
-        shut = [door for door in self.doors if not door.passes(request)]
+        shut = self.doors and [door for door in self.doors if not door.passes(request)]
         if not shut:
             self._admit(request)
             return
