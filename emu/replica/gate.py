@@ -1,6 +1,6 @@
 """Whether a replica takes KV from others.
 
-The sender of KV holds the lock of its destination for the transfer. A replica that is to take none
+A sender of KV holds the lock of its destination for the transfer. A replica that is to take none
 holds its own lock: it is closed. It cannot take the lock from a sender, so it asks once, and is
 closed when the lock is granted.
 """

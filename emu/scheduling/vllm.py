@@ -261,7 +261,7 @@ class VllmScheduler(Scheduler):
         return self._launch(forming, has_evicted)
 
     def _begin_step(self) -> None:
-        """Features see which requests run before members are chosen."""
+        """Features see the running requests before members are chosen."""
         requests = [one.request for one in self.running.requests.values()]
         for part in self._parts:
             part.begin_step(requests)
