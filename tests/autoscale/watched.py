@@ -48,8 +48,8 @@ class WatchedZag(LayerScheduler):
     watcher: Watched
     replica: Replica
 
-    def __init__(self, layers: int, started_ns: int, incarnation: int) -> None:
-        super().__init__(layers, started_ns, incarnation)
+    def __init__(self, layers: int, started_ns: int) -> None:
+        super().__init__(layers, started_ns)
         self.removed: dict[int, tuple[LayerTask, int]] = {}
         """By row of a request: the batch that left with it, and its place among those pending."""
 
@@ -233,7 +233,7 @@ class Watched(Cluster):
     def layers_there(self, replica: Replica) -> int:
         """Transformer layers whose bytes have arrived, from the flows into the GPUs."""
         if replica.model_loaded:
-            return replica.layers
+            return replica.relaying.layers
         weights = self.scalers[0].loader._world.weights[replica.replica_id]
         here = self._arrived(replica)
         passed, layers = weights.segments[0], 0
