@@ -60,8 +60,10 @@ def own_scheduler(
 
     `block_size` and `max_model_tokens` in tokens. `leap`: the replica takes promised iterations at
     once. `keys`: of `[scheduler]`; raises msgspec.ValidationError for those that it does not have.
+    Limits that are not given are those of a small GPU.
     """
-    table = msgspec.convert({"policy": "own:Scheduler", **keys}, OwnSchedulerTable)
+    stated = {"policy": "own:Scheduler", "block_size": block_size, **keys}
+    table = msgspec.convert(stated, OwnSchedulerTable).stated()
     limits = ReplicaLimits(
         num_blocks=blocks,
         block_size=block_size,

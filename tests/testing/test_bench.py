@@ -134,6 +134,13 @@ def test_a_key_that_the_scheduler_does_not_have_is_refused() -> None:
         own_scheduler(InOrder, max_num_seq=3)
 
 
+def test_limits_that_are_not_given_are_written_out() -> None:
+    """A class reads 256 requests, not the 0 that asks for the engine's default."""
+    table = own_scheduler(InOrder, block_size=8).table
+    assert (table.requests_max, table.block_size) == (256, 8)
+    assert "max_num_seqs=256" in repr(table)
+
+
 class Stuck(InOrder):
     """Reports a failure again and again."""
 
