@@ -20,6 +20,7 @@ from emu.config.schema import OwnSchedulerTable
 from emu.kernel.clock import AGAIN, NEVER, Kernel, Lock
 from emu.latency.base import LatencyBackend
 from emu.network.placement import Grid
+from emu.process.prepared import prepared
 from emu.process.version import build
 from emu.replica.actions import Action, End, Move
 from emu.replica.events import Cancelled, Event, Submitted
@@ -63,7 +64,7 @@ def own_scheduler(
     Limits that are not given are those of a small GPU.
     """
     stated = {"policy": "own:Scheduler", "block_size": block_size, **keys}
-    table = msgspec.convert(stated, OwnSchedulerTable).stated()
+    table = msgspec.convert(stated, prepared(OwnSchedulerTable)).stated()
     limits = ReplicaLimits(
         num_blocks=blocks,
         block_size=block_size,
