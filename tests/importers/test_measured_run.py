@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from emu.apps.fidelity.measured_run import case_config, read_case
 from emu.cli import main
 from emu.config.load import config_from_text, load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.tools.measured_run import case_config, read_case
 from tests.shared_data import SHARED, needs_shared
 
 ENGINE = {

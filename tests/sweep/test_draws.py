@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emu.apps.sweeps import repeats
+from emu.apps.sweeps.repeats import engines_of, numbers_of, run_draws
 from emu.cli import call
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
 from emu.runs.runner import Origin, adjust
-from emu.sweeps import repeats
-from emu.sweeps.repeats import engines_of, numbers_of, run_draws
 
 CONFIG = """
 [model]
