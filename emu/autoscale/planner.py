@@ -6,7 +6,7 @@ named by import path in `autoscale.planner`:
     class MyPlanner:
         needs_ticks = False     # True: asked every tick while requests are in the system
 
-        def __init__(self, table: AutoscaleTable, rates: Rates) -> None: ...
+        def __init__(self, table: OwnPlannerTable, rates: Rates) -> None: ...
         def decide(self, snapshot: Snapshot) -> Demand: ...
         def wake_ns(self, snapshot: Snapshot) -> int: ...   # ask again then; -1 = on change only
 
@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
-from emu.errors import PluginError
-from emu.plugins import make_plugin
-from emu.policy import shown
+from emu.config.kinds import implementation
+from emu.config.own import make_own
+from emu.config.schema import AutoscaleTable, BlitzTable, HpaTable, OwnPlannerTable
+from emu.errors import PluginError, shown
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
 
@@ -136,7 +136,7 @@ def _ceil(numerator: float, denominator: float) -> int:
     return math.ceil(numerator / denominator - 1e-9)
 
 
-def targets(counts: Counts, rates: Rates, table: AutoscaleTable) -> tuple[Interval, Interval]:
+def targets(counts: Counts, rates: Rates, table: BlitzTable) -> tuple[Interval, Interval]:
     """Admissible numbers of prefill and of decode replicas (section 6.2)."""
     upper_s, lower_s = table.migration_upper_s, table.migration_lower_s
     kv_rate = max(1.0, rates.transfer_tokens_per_s)
@@ -183,7 +183,7 @@ def floor_of(snapshot: Snapshot, minimum: int, count: int) -> int:
     return 0 if is_empty and not minimum else 1
 
 
-def demand(snapshot: Snapshot, rates: Rates, table: AutoscaleTable) -> Demand:
+def demand(snapshot: Snapshot, rates: Rates, table: BlitzTable) -> Demand:
     """The change that the blitz planner wants."""
     counts = scan(snapshot)
     prefill, decode = targets(counts, rates, table)
@@ -282,7 +282,8 @@ class HpaPlanner:
 
     needs_ticks = True
 
-    def __init__(self, table: AutoscaleTable) -> None:
+    def __init__(self, table: HpaTable, rates: Rates) -> None:
+        """The rates do not matter: what is measured has a target."""
         self._table = table
         self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)
         self._highest = Window(s_to_ns(table.scale_down_stabilization_s), highest=True)
@@ -343,11 +344,11 @@ class Planner(Protocol):
 
 
 class BlitzPlanner:
-    """BlitzScale's rule; `paper` shares it and differs in how plans are made."""
+    """BlitzScale's rule; that of the paper shares it and differs in how plans are made."""
 
     needs_ticks = False
 
-    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+    def __init__(self, table: BlitzTable, rates: Rates) -> None:
         self._table = table
         self._rates = rates
 
@@ -395,14 +396,16 @@ class _Own:
 
 
 def make_planner(
-    table: AutoscaleTable, rates: Rates, own: Callable[..., Any] = make_plugin
+    table: AutoscaleTable, rates: Rates, own: Callable[..., Any] | None = None
 ) -> Planner:
     """The planner that `autoscale.planner` names; `own` makes one of a user's class.
 
-    Raises InputError for an unknown one.
+    Raises InputError for one that cannot be made.
     """
-    if table.planner in ("blitz", "paper"):
-        return BlitzPlanner(table, rates)
-    if table.planner == "hpa":
-        return HpaPlanner(table)
-    return _Own(own(table.planner, "autoscale.planner", table, rates), table.planner)
+    if isinstance(table, OwnPlannerTable):
+        return _Own(
+            (own or make_own)(table.planner, "autoscale.planner", table.own, table, rates),
+            table.planner,
+        )
+    made: Planner = implementation(table.made_by)(table, rates)
+    return made

@@ -30,7 +30,7 @@ from emu.autoscale.snapshot import (
     Target,
     involved,
 )
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, CarriedTable, PaperTable
 from emu.replica.states import Marker, ReplicaState
 from emu.units import ms_to_ns
 
@@ -47,7 +47,7 @@ S = ReplicaState
 class Draft:
     """Demands, candidates and actions of one plan."""
 
-    def __init__(self, snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> None:
+    def __init__(self, snapshot: Snapshot, demand: Demand, table: CarriedTable) -> None:
         self.snapshot = snapshot
         self.table = table
         self.prefill = demand.prefill
@@ -201,7 +201,7 @@ def _shut_since(view: ReplicaView) -> tuple[int, int]:
 # spare is reused only for the role that it had.
 
 
-def serverless_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> list[Action]:
+def serverless_plan(snapshot: Snapshot, demand: Demand, table: CarriedTable) -> list[Action]:
     """What to do now. An empty list = nothing."""
     draft = Draft(snapshot, demand, table)
     _shut_down(draft)
@@ -288,7 +288,7 @@ def colocated_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) ->
     chosen = _order(free, snapshot, table)[: max(0, wanted)]
     actions.extend(copy_load(view, "colocated", snapshot, table) for view in chosen)
     serving = [v for v in views if v.state is S.COLOCATED]
-    floor = floor_of(snapshot, table.min_replicas, len(serving))
+    floor = floor_of(snapshot, table.least("colocated"), len(serving))
     surplus = serving[: max(0, min(-wanted, len(serving) - floor))]
     actions.extend(Shut(view.replica_id) for view in surplus)
     return actions
@@ -329,7 +329,7 @@ _SENDS_KV = frozenset(
 
 
 def blitz_plan(
-    snapshot: Snapshot, demand: Demand, table: AutoscaleTable, sites: Sequence[Site]
+    snapshot: Snapshot, demand: Demand, table: CarriedTable, sites: Sequence[Site]
 ) -> list[Action]:
     """What to do now. An empty list = nothing."""
     prefill, decode = demand.prefill, demand.decode
@@ -427,7 +427,7 @@ class _Loading:
             return False
         if not sources:
             return False
-        if table.planner == "paper":
+        if isinstance(table, PaperTable):
             return self._paper(sources)
         if table.multicast == "p2p":
             return self._p2p(sources)

@@ -38,12 +38,11 @@ from emu.autoscale.snapshot import (
     with_load,
     words,
 )
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, CarriedTable
 from emu.errors import InputError, InvariantViolation
 from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor, Kernel
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
-from emu.plugins import make_plugin
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
@@ -171,7 +170,7 @@ class Scaler(Actor):
         cache: HostCache,
         name: str = "planner",
         load_deadline_ns: int = 0,
-        own: Callable[..., Any] = make_plugin,
+        own: Callable[..., Any] | None = None,
     ) -> None:
         """Loads that take longer than `load_deadline_ns` are given up (0 = never); `own` makes a
         planner of a user's own."""
@@ -225,10 +224,7 @@ class Scaler(Actor):
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
         self._down_until_ns = 0
         self._idle_ns = s_to_ns(table.idle_s)
-        minimum = min(table.min_prefill, table.min_decode)
-        if table.planner == "hpa":
-            minimum = table.min_replicas
-        self._may_empty = minimum == 0
+        self._may_empty = table.may_empty
         """The model may be without any replica."""
         self._inactive = [
             ReplicaView(
@@ -340,7 +336,7 @@ class Scaler(Actor):
         wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
         if self._may_empty and not snapshot.outstanding:
             wakes.append(self._busy_ns + self._idle_ns)
-        if self._shut_ns:
+        if self._shut_ns and isinstance(self.table, CarriedTable):
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
             wakes += [
                 view.shut_ns + ttl_ns
@@ -351,11 +347,11 @@ class Scaler(Actor):
         return min(later) if later else -1
 
     def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
-        if self.table.planner == "hpa" or demand.colocated:
+        if not isinstance(self.table, CarriedTable) or demand.colocated:
             from emu.autoscale.plans import colocated_plan
 
             return colocated_plan(snapshot, demand, self.table)
-        if self.table.executor == "serverless":
+        if self.table.loads_alone:
             from emu.autoscale.plans import serverless_plan
 
             return serverless_plan(snapshot, demand, self.table)
@@ -522,13 +518,9 @@ class Scaler(Actor):
         table = self.table
         is_idle = not self._world.waiting()[2]
         found: list[ReplicaHandle] = []
-        for state, minimum in (
-            (S.PREFILL, table.min_prefill),
-            (S.DECODE, table.min_decode),
-            (S.COLOCATED, table.min_replicas),
-        ):
+        for state in (S.PREFILL, S.DECODE, S.COLOCATED):
             serving = [r for r in self._world.members if r.state is state]
-            kept = max(minimum, 0 if is_idle else 1)
+            kept = max(table.least(state.value), 0 if is_idle else 1)
             serving.sort(key=lambda r: (r.view().blocks_used, r.replica_id))
             found += serving[: max(0, len(serving) - kept)]
         return found
@@ -605,7 +597,7 @@ class Scaler(Actor):
     @property
     def is_active(self) -> bool:
         """Something may ever be scaled (else only manual commands load weights)."""
-        return self.table.executor != "none"
+        return not self.table.is_static
 
     def host_cache_bytes(self) -> dict[str, int]:
         """Weights in host memory from the start to now: mean, most, and one copy."""
@@ -738,7 +730,7 @@ class Scaler(Actor):
             return
         self._unmark(replica.replica_id)
         to = _READY[target.role]
-        if target.role == "decode" and self.table.executor == "serverless":
+        if target.role == "decode" and self.table.loads_alone:
             to = S.MUTATING_TO_DECODE
         replica.actor.tell(WeightsArrived(to=to))
 

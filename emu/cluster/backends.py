@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
+from emu.config.own import make_own
 from emu.config.schema import (
     AiconfiguratorTable,
+    AstraTable,
     LinearTable,
+    OwnLatencyTable,
     ProfileTable,
     RooflineTable,
     VidurLayersTable,
 )
-from emu.errors import InputError, PluginError, RunError
+from emu.errors import InputError, PluginError, RunError, shown
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.context import (
     LatencyContext,
@@ -27,8 +30,6 @@ from emu.latency.context import (
     make_roofline,
 )
 from emu.latency.engine import HostCosts, host_costs
-from emu.plugins import make_plugin
-from emu.policy import shown
 
 if TYPE_CHECKING:
     from emu.latency.offload import PimAttention, WeightLoads
@@ -147,11 +148,12 @@ def _named(context: LatencyContext) -> LatencyBackend:
         steps = engine_steps(context)
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
-    if table.backend == "astra-sim":
+    if isinstance(table, AstraTable):
         from emu.backends.astra.backend import make_astra
 
         return make_astra(context)
-    made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
+    assert isinstance(table, OwnLatencyTable)
+    made: LatencyBackend = make_own(table.backend, "latency.backend", table.own, context)
     _watch(made, table.backend)
     return made
 
@@ -236,6 +238,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
         gate = make_gate(
             table.expert_routing,
             GateShape(experts.count, experts.per_token, ep, context.seed),
+            own=table.expert_routing_own,
         )
 
     return ProfileBackend(

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
-from emu.config.features import Problem, keys_of
+from emu.config.features import keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
-from emu.config.tables import Table
+from emu.config.tables import Problem, Table
 from emu.errors import InputError
 from emu.features.modes import MODES, Conflict, Seat
 from emu.latency.base import LatencyBackend
 from emu.latency.context import LatencyContext, PassPart
+from emu.plugins import NamedClass
 from emu.request import Request
 from emu.scheduling.base import Scheduler
 from emu.scheduling.parts import Part
@@ -117,7 +118,7 @@ class Column(Protocol):
         ...
 
 
-OwnPolicy = Callable[[str, str], Any]
+OwnPolicy = Callable[[str, str, Mapping[str, object]], Any] | None
 """(class by import path, key): an object of a user's class for the replica at hand."""
 
 
@@ -180,8 +181,8 @@ class Feature:
         """The words of a conflict that names nothing of the configuration."""
         return next(one.problem for one in self.conflicts if one.other == other)
 
-    def classes(self, scheduler: SchedulerTable) -> Iterable[tuple[str, str]]:
-        """(key, import path) of the classes of a user's own that it asks."""
+    def classes(self, scheduler: SchedulerTable) -> Iterable[NamedClass]:
+        """The classes of a user's own that it asks."""
         return ()
 
     def check_unused(self, scheduler: SchedulerTable, source: str) -> None:

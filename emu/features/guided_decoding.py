@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
 
 import msgspec
 
-from emu.config.features import Problem, keys_of
+from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
-from emu.config.tables import Fraction, NonNegative, Table, doc
+from emu.config.tables import Fraction, NonNegative, Problem, Table, doc
 from emu.features.base import Column, Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import OTHER_BACKEND, OTHER_SCHEDULER, OUTSIDE, STAGES, Conflict
 from emu.latency.base import BatchShape, Work

@@ -19,7 +19,8 @@ from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.transfer import MigratingBatch
 from emu.network.placement import Network, Transfer
-from emu.policy import OwnPlacement, ReplicaView
+from emu.policy.own import OwnPlacement
+from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.relay_board import SplitBatch
 from emu.replica.states import ReplicaState

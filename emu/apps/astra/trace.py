@@ -18,7 +18,7 @@ from emu.backends.astra.etfile import Dialect, describe_file, write_graph
 from emu.backends.astra.inputs import write_inputs
 from emu.backends.astra.trace import format_trace
 from emu.cluster.plan import make_plan
-from emu.config.check import overridden
+from emu.config.kinds import overridden
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.base import BatchShape

@@ -15,7 +15,7 @@ from emu.apps.chaos.draws import (
     keeps_other_things,
     pick,
 )
-from emu.config.check import unions
+from emu.config.kinds import unions
 from emu.config.presets import PRESETS
 from emu.config.schema import SchedulerTable
 from emu.features.registry import all_features
@@ -496,7 +496,7 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
 def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     scheduler = tables["scheduler"]
     policy = scheduler["policy"]
-    fields = unions()[SchedulerTable].kinds[policy].__struct_fields__
+    fields = unions()[SchedulerTable].keys(policy)
     values = dict(_SCHEDULER)
     for feature in all_features():
         values |= feature.values

@@ -31,7 +31,8 @@ from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
+from emu.config.check import struct_of, table_info, unwrap, whole_schema
+from emu.config.kinds import unions
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation

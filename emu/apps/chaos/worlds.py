@@ -19,7 +19,7 @@ from emu.apps.chaos.draws import (
     pick,
 )
 from emu.apps.chaos.drawwide import draw_wide
-from emu.config.check import unions
+from emu.config.kinds import unions
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
 
@@ -640,8 +640,8 @@ def _scheduler(rng: Rng, policy: str) -> Tables:
     if policy == "fcfs":
         drawn["order"] = "arrival"  # as its name says
     # All figures are drawn whatever the policy is, so that a world does not depend on it otherwise.
-    kind = unions()[SchedulerTable].kinds[policy]
-    return {key: value for key, value in drawn.items() if key in kind.__struct_fields__}
+    keys = unions()[SchedulerTable].keys(policy)
+    return {key: value for key, value in drawn.items() if key in keys}
 
 
 def _pool_scaling(rng: Rng) -> Tables:

@@ -29,7 +29,7 @@ from emu.catalogue.checkpoints import split_name
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
-from emu.config.schema import Config, ModelTable, SchedulerTable, VllmTable
+from emu.config.schema import Config, HpaTable, ModelTable, SchedulerTable, VllmTable
 from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.process.exits import open_console
@@ -105,7 +105,7 @@ def _scales(roles: Sequence[Role]) -> str:
 def kubernetes(config: Config, roles: Sequence[Role], model: str) -> str:
     """Documents of YAML: a Deployment and a Service for each role, and what scales them."""
     table = config.autoscale
-    is_hpa = table is not None and table.planner == "hpa"
+    is_hpa = isinstance(table, HpaTable)
     documents: list[dict[str, Any]] = []
     for one in roles:
         name = f"{_short(model)}-{one.role}"
@@ -157,7 +157,7 @@ def _deployment(name: str, labels: dict[str, str], one: Role) -> dict[str, Any]:
 def _autoscaler(name: str, labels: dict[str, str], one: Role, config: Config) -> dict[str, Any]:
     """What scales a Deployment. Its metric comes from an adapter (Prometheus adapter, KEDA)."""
     table = config.autoscale
-    assert table is not None
+    assert isinstance(table, HpaTable)
     target = table.target_value
     if table.metric == "kv_utilization":
         target = table.target_utilization
@@ -357,7 +357,7 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
         "plan.json": msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n",
     }
     config = config_from_dict(answer.config)
-    if config.scheduler.policy == "vllm":
+    if isinstance(config.scheduler, VllmTable):
         roles = roles_of(config)
         lines = [f"# {one.role}, {one.numbers} of them\n{shlex.join(one.flags)}\n" for one in roles]
         files["vllm.txt"] = f"# {_checkpoint(config.model, answer)}\n" + "\n".join(lines)

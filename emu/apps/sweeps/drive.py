@@ -39,8 +39,7 @@ from emu.apps.sweeps.sweepfile import (
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.config.names import toml_text
-from emu.config.schema import Config
-from emu.config.tables import OutputTable
+from emu.config.schema import Config, OutputTable
 from emu.errors import InputError, InvariantViolation, RunError, needs_extra
 from emu.plugins import is_object, replaced
 from emu.process.exits import scratch, strike_if_lost

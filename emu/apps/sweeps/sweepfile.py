@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field, inspect
 
-from emu.config.check import line_of, locate
 from emu.config.names import nearest, unknown_key
+from emu.config.places import line_of, locate
 from emu.config.schema import doc
 from emu.errors import InputError
 from emu.features.registry import all_features

@@ -31,8 +31,8 @@ from emu.apps.whatif.variants import (
     with_lines,
 )
 from emu.cluster.plan import make_plan
-from emu.config.check import placing
 from emu.config.names import INPUT_BYTES_MAX, read_file
+from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.exits import open_console
