@@ -403,9 +403,8 @@ def make_planner(
     Raises InputError for one that cannot be made.
     """
     if isinstance(table, OwnPlannerTable):
-        return _Own(
-            (own or make_own)(table.planner, "autoscale.planner", table.own, table, rates),
-            table.planner,
-        )
+        path = table.planner
+        found = (own or make_own)(path, "autoscale.planner", table.own, table, rates)
+        return _Own(found, path)
     made: Planner = implementation(table.made_by)(table, rates)
     return made

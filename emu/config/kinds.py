@@ -96,6 +96,14 @@ class Union(NamedTuple):
         words = zip(self.words, self.structs, strict=True)
         return [name for name, kind in words if key in kind.__struct_fields__]
 
+    def foreign(self, table: Mapping[str, Any]) -> list[str]:
+        """Keys of a table that only other kinds have; none where its kind is not known."""
+        kind = self.kind_of(table)
+        own = (self.key, *kind.__struct_fields__)
+        if kind is self.base:
+            return []
+        return [key for key in table if key not in own and self.owners(key)]
+
     def keys(self, name: str) -> Sequence[str]:
         """Keys of a table of the kind of this name."""
         return self.key, *self.kinds[name].__struct_fields__

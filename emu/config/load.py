@@ -111,7 +111,10 @@ class _Loading:
             from emu.config.overrides import apply_override  # most runs have none
 
             self.overridden = [apply_override(self.raw, override) for override in overrides]
-        self._fill_planner()
+        if self._has_presets():
+            from emu.config.presets import fill_planner
+
+            fill_planner(self.raw)
         self._displace_kinds()
         if self.raw.get("faults"):
             from emu.config.faultkinds import modernize  # most files have none
@@ -174,16 +177,6 @@ class _Loading:
         tables = (self.raw.get("workload"), self.raw.get("autoscale"))
         return any(isinstance(table, dict) and "preset" in table for table in tables)
 
-    def _fill_planner(self) -> None:
-        """The kind of [autoscale] that a preset says, where no key does."""
-        table = self.raw.get("autoscale")
-        if isinstance(table, dict) and "planner" not in table and table.get("preset"):
-            from emu.config.presets import PRESETS
-
-            preset = table["preset"]
-            named = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-            table |= {key: value for key, value in named.items() if key == "planner"}
-
     def _displace_kinds(self) -> None:
         """Where an override gives a table another kind, the file's keys of other kinds go."""
         for field, key in [path for path in self.overridden if len(path) == 2]:
@@ -192,11 +185,9 @@ class _Loading:
                 continue
             if key not in (KINDS[base].key, "preset"):
                 continue
-            union = unions()[base]
-            its = union.kind_of(table)
             given = {path[1] for path in self.overridden if path[:1] == (field,) and path[1:]}
-            for other in [k for k in table if k not in given and union.owners(k)]:
-                if other not in (union.key, *its.__struct_fields__) and its is not union.base:
+            for other in unions()[base].foreign(table):
+                if other not in given:
                     del table[other]
 
     def _resolve_paths(self) -> list[Problem]:

@@ -103,6 +103,16 @@ def _merge(table: dict[str, Any], keys: Mapping[str, Any]) -> None:
             table.setdefault(key, value)
 
 
+def fill_planner(raw: dict[str, Any]) -> None:
+    """Write the kind of [autoscale] that its preset says into the document, in place, where no key
+    says it. Types are not checked yet."""
+    table = raw.get("autoscale")
+    if isinstance(table, dict) and "planner" not in table:
+        preset = table.get("preset")
+        named = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        table |= {key: value for key, value in named.items() if key == "planner"}
+
+
 def fill_preset(raw: dict[str, Any]) -> None:
     """Add the keys of the document's presets that it does not give, in place."""
     workload = raw.get("workload")

@@ -6,14 +6,15 @@ a GPU's figures is checked where those are known (`emu/cluster/plan.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from emu.config import names
 from emu.config.features import features_problems
-from emu.config.kinds import engine_with
+from emu.config.kinds import FIELDS, convert, engine_with, unions
 from emu.config.names import shown, unknown_value
 from emu.config.schema import (
     ArrivalsTable,
@@ -30,12 +31,13 @@ from emu.config.schema import (
     VidurLayersTable,
     WorkloadTable,
 )
-from emu.config.tables import Path, Problem
+from emu.config.tables import Path, Problem, Table
 
 
 def semantic_problems(config: Config) -> list[Problem]:
     """Every problem of a configuration whose types and bounds are already right."""
     return [
+        *_idle(config, ()),
         *_words(config),
         *_nodes(config),
         *_fleet(config),
@@ -47,6 +49,52 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_targets_of_fleet(config),
         *_others(config),
     ]
+
+
+def drop_idle(raw: dict[str, Any]) -> None:
+    """Take keys out of a document, in place, that are not read because of another key of their
+    table: a random world draws all figures whatever the others are."""
+    from emu.config.presets import fill_planner, fill_preset
+
+    filled: dict[str, Any] = msgspec.to_builtins({**raw, "faults": []})
+    fill_planner(filled)
+    for field, base in FIELDS.items():
+        for key in unions()[base].foreign(filled.get(field) or {}):
+            del filled[field][key], raw[field][key]
+    fill_preset(filled)
+    for path, _ in _idle(convert(filled), ()):
+        holder: Any = raw
+        for part in path[:-1]:
+            holder = holder[part] if isinstance(part, int) else holder.get(part, {})
+        holder.pop(path[-1], None)
+
+
+def _idle(table: Table, path: Path) -> Iterator[Problem]:
+    values = msgspec.structs.asdict(table)
+    for key, (switch, read) in table.only.items():
+        plain, found = _defaults(type(table)), values[switch]
+        is_read = found in read if read else found != plain[switch]
+        if not is_read and values[key] != plain[key]:
+            said = f"means nothing with {switch} = {shown(found)}"
+            of = f"; it is a key of {switch} = {' or '.join(map(shown, read))}" if read else ""
+            yield (*path, key), said + of
+    for key, value in values.items():
+        if isinstance(value, Table):
+            yield from _idle(value, (*path, key))
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                if isinstance(inner, Table):
+                    yield from _idle(inner, (*path, key, index))
+
+
+@functools.cache
+def _defaults(kind: type[Table]) -> Mapping[str, object]:
+    """What the keys of a table are that are left out."""
+    found: dict[str, object] = {}
+    for item in msgspec.structs.fields(kind):
+        makes = item.default_factory
+        found[item.name] = item.default if makes is msgspec.NODEFAULT else makes()
+    return found
 
 
 def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:

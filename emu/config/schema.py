@@ -19,6 +19,8 @@ from emu.config.tables import (
     Fraction,
     KvDtype,
     NonNegative,
+    Only,
+    OnlyThen,
     Positive,
     Seed,
     Table,
@@ -136,6 +138,9 @@ class PowerTable(Table, kw_only=True, frozen=True):
 class OutputTable(Table, kw_only=True, frozen=True):
     """What is written, and where."""
 
+    only: ClassVar[OnlyThen] = {
+        "trace_events_max": Only("trace", (True,)),
+    }
     dir: Annotated[str, doc("Output directory, relative to the config file.")] = "runs/latest"
     trace: Annotated[bool, doc("Write trace.json.gz (Perfetto).")] = False
     trace_events_max: Annotated[Count0, doc("Stop adding to the trace after so many events.")] = (
@@ -388,6 +393,11 @@ class ServedModelTable(ModelTable, kw_only=True, frozen=True):
 class NetworkTable(Table, kw_only=True, frozen=True):
     """KV transfers, collectives and KV tiers."""
 
+    only: ClassVar[OnlyThen] = {
+        "tier_block_tokens": Only("tiers"),
+        "tier_shared": Only("tiers"),
+        "cpu_tier_gib": Only("tiers"),
+    }
     kv_transfer: Annotated[
         Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
     ] = "layerwise"
@@ -499,6 +509,10 @@ class FaultTable(Table, kw_only=True, frozen=True):
 class RecoveryTable(Table, kw_only=True, frozen=True):
     """What happens after faults."""
 
+    only: ClassVar[OnlyThen] = {
+        "restart_s": Only("replace", (True,)),
+        "client_backoff_ms": Only("client_retries"),
+    }
     on_crash: Annotated[
         Literal["retry", "fail"], doc("Lost requests: retry elsewhere or fail.")
     ] = "retry"

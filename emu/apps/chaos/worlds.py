@@ -20,6 +20,7 @@ from emu.apps.chaos.draws import (
 )
 from emu.apps.chaos.drawwide import draw_wide
 from emu.config.kinds import unions
+from emu.config.rules import drop_idle
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
 
@@ -503,6 +504,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
         own = tables.get("recovery", {})
         heals = _recovery(rng_stream(seed, "chaos world"), tables)
         tables["recovery"] |= own
+        drop_idle(tables)
         return World(tables | {"faults": faults}, lines, heals)
     rng = rng_stream(seed, "chaos world")
     tables = {"seed": seed}
@@ -521,6 +523,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     if "models" in tables and "autoscale" in tables:
         # What is left of a fleet may be too little for the least that each model is to have.
         heals = tables["recovery"]["replace"] = True
+    drop_idle(tables)
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
     if faults:

@@ -6,7 +6,9 @@ kept as text: msgspec would compile each of them at every start.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -64,8 +66,23 @@ def doc(
     return Meta(description=text, ge=ge, le=le)
 
 
+class Only(NamedTuple):
+    """When a key is read: while another key of its table has one of these values."""
+
+    key: str
+    values: tuple[object, ...] = ()
+    """None: any but the default."""
+
+
+OnlyThen = Mapping[str, Only]
+"""When keys of a table are read, by key."""
+
+
 class Table(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """Base of all tables."""
+
+    only: ClassVar[OnlyThen] = MappingProxyType({})
+    """Keys that are read under a condition: elsewhere another value than the default is refused."""
 
 
 def tag_of(kind: type[Struct]) -> str:

@@ -54,13 +54,6 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
             "All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."
         ),
     ] = -1.0
-    expert_routing: Annotated[
-        str,
-        doc(
-            "MoE gate: balanced (no rank is favored), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
-        ),
-    ] = "balanced"
-    expert_routing_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
     ] = False
@@ -73,8 +66,30 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
         """The name of its kind."""
         return tag_of(type(self))
 
+    @property
+    def expert_routing(self) -> str:
+        """The MoE gate."""
+        return "balanced"
 
-class RooflineTable(LatencyTable, kw_only=True, frozen=True, tag="roofline"):
+    @property
+    def expert_routing_own(self) -> dict[str, Any]:
+        """Keys of a gate of the user's own."""
+        return {}
+
+
+class GatedTable(LatencyTable, kw_only=True, frozen=True):
+    """Back ends that ask a gate which experts a batch visits."""
+
+    expert_routing: Annotated[
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favored), round_robin, random, skewed, or package.module:Class."
+        ),
+    ] = "balanced"
+    expert_routing_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+
+
+class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
     """Any model on any GPU, from the figures of both."""
 
     compute_efficiency: ComputeEfficiency = 0.0
@@ -88,7 +103,7 @@ class RooflineTable(LatencyTable, kw_only=True, frozen=True, tag="roofline"):
     ] = False
 
 
-class ProfileTable(LatencyTable, kw_only=True, frozen=True, tag="profile"):
+class ProfileTable(GatedTable, kw_only=True, frozen=True, tag="profile"):
     """Measured layer profiles."""
 
     path: Bundles = ""
@@ -122,7 +137,7 @@ class AiconfiguratorTable(LatencyTable, kw_only=True, frozen=True, tag="aiconfig
     ] = "vllm"
 
 
-class AstraTable(LatencyTable, kw_only=True, frozen=True, tag="astra-sim"):
+class AstraTable(GatedTable, kw_only=True, frozen=True, tag="astra-sim"):
     """ASTRA-Sim: the embedded executor, or the program itself."""
 
     binary: Annotated[str, doc("The program; empty = embedded executor.")] = ""
@@ -145,7 +160,7 @@ class AstraTable(LatencyTable, kw_only=True, frozen=True, tag="astra-sim"):
     )
 
 
-class OwnLatencyTable(LatencyTable, kw_only=True, frozen=True, tag=False):
+class OwnLatencyTable(GatedTable, kw_only=True, frozen=True, tag=False):
     """A class of one's own; its own keys stand in `[latency.own]`."""
 
     backend: Annotated[str, doc("package.module:Class")]

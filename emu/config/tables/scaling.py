@@ -15,6 +15,8 @@ from emu.config.tables import (
     Count0,
     Fraction,
     NonNegative,
+    Only,
+    OnlyThen,
     Positive,
     Table,
     doc,
@@ -25,6 +27,11 @@ from emu.config.tables import (
 class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):
     """Scaling of replicas; absent = static."""
 
+    only: ClassVar[OnlyThen] = {
+        "load_delay_ms": Only("loader", ("delay",)),
+        "host_cache_eviction": Only("loader", ("cache", "pool")),
+        "host_cache_ttl_s": Only("loader", ("cache",)),
+    }
     made_by: ClassVar[str] = ""
     """The class that implements it, as module:Class."""
     executor: Annotated[
@@ -99,8 +106,21 @@ class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):
         return False
 
 
+_OF_BLITZ = Only("executor", ("blitz", "none"))
+
+
 class CarriedTable(AutoscaleTable, kw_only=True, frozen=True):
     """Planners of prefill and decode replicas: bounds, and how their demands are carried out."""
+
+    only: ClassVar[OnlyThen] = {
+        **AutoscaleTable.only,
+        "live": _OF_BLITZ,
+        "mutate": _OF_BLITZ,
+        "nvlink": _OF_BLITZ,
+        "multicast": _OF_BLITZ,
+        "prune_sources": _OF_BLITZ,
+        "prefill_never_sends": _OF_BLITZ,
+    }
 
     min_prefill: Annotated[
         Count0, doc("Prefill replicas at least; 0 = none after `idle_s` without requests.")
@@ -170,6 +190,11 @@ class HpaTable(AutoscaleTable, kw_only=True, frozen=True, tag="hpa"):
     """A horizontal pod autoscaler for colocated replicas, as Kubernetes has."""
 
     made_by = "emu.autoscale.planner:HpaPlanner"
+    only: ClassVar[OnlyThen] = {
+        **AutoscaleTable.only,
+        "target_utilization": Only("metric", ("kv_utilization",)),
+        "target_value": Only("metric", ("concurrency", "queue")),
+    }
     target_utilization: Annotated[Positive, doc("Target of the metric per replica.")] = 0.7
     metric: Annotated[
         Literal["kv_utilization", "concurrency", "queue"], doc("What is measured.")
@@ -211,6 +236,11 @@ PLANNERS = (BlitzTable, PaperTable, HpaTable)
 class KvRejectTable(Table, kw_only=True, frozen=True):
     """Protection of decode replicas that fill up faster than the others."""
 
+    only: ClassVar[OnlyThen] = {
+        "period_ms": Only("enabled", (True,)),
+        "factor": Only("enabled", (True,)),
+        "min_use": Only("enabled", (True,)),
+    }
     enabled: Annotated[bool, doc("Lock hot decode replicas against inbound KV.")] = True
     period_ms: Annotated[Positive, doc("How often the rule is applied.")] = 10.0
     factor: Annotated[Positive, doc("Hot = more than this times the mean use ...")] = 2.0
@@ -220,6 +250,10 @@ class KvRejectTable(Table, kw_only=True, frozen=True):
 class MigrationTable(Table, kw_only=True, frozen=True):
     """Moving requests that already decode."""
 
+    only: ClassVar[OnlyThen] = {
+        "rebalance_period_ms": Only("rebalance", (True,)),
+        "rebalance_gap": Only("rebalance", (True,)),
+    }
     rebalance: Annotated[bool, doc("Move running decodes from full to empty replicas.")] = False
     rebalance_period_ms: Annotated[Positive, doc("How often.")] = 100.0
     rebalance_gap: Annotated[

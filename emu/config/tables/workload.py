@@ -1,11 +1,22 @@
 """`[workload]`: what is asked, requests from a file or from distributions."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
 from emu.config.names import WorkloadFormat
-from emu.config.tables import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
+from emu.config.tables import (
+    Count,
+    Count0,
+    NonNegative,
+    Only,
+    OnlyThen,
+    Positive,
+    Table,
+    Tokens,
+    Tokens0,
+    doc,
+)
 
 WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
 
@@ -13,6 +24,14 @@ WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summariz
 class ArrivalsTable(Table, kw_only=True, frozen=True):
     """When synthetic requests arrive."""
 
+    only: ClassVar[OnlyThen] = {
+        "rate_per_s": Only("process", ("poisson", "gamma", "constant", "burst")),
+        "cv": Only("process", ("gamma",)),
+        "burst_rate_per_s": Only("process", ("burst",)),
+        "burst_every_s": Only("process", ("burst",)),
+        "burst_length_s": Only("process", ("burst",)),
+        "points": Only("process", ("piecewise",)),
+    }
     process: Annotated[
         Literal["poisson", "gamma", "constant", "burst", "piecewise", "all_at_once"],
         doc("Arrival process."),
@@ -30,6 +49,15 @@ class ArrivalsTable(Table, kw_only=True, frozen=True):
 class LengthsTable(Table, kw_only=True, frozen=True):
     """How long synthetic prompts or outputs are."""
 
+    only: ClassVar[OnlyThen] = {
+        "value": Only("distribution", ("fixed",)),
+        "min": Only("distribution", ("uniform", "zipf", "lognormal", "trace")),
+        "max": Only("distribution", ("uniform", "zipf", "lognormal", "trace")),
+        "median": Only("distribution", ("lognormal",)),
+        "sigma": Only("distribution", ("lognormal",)),
+        "theta": Only("distribution", ("zipf",)),
+        "path": Only("distribution", ("trace",)),
+    }
     distribution: Annotated[
         Literal["fixed", "uniform", "zipf", "lognormal", "trace"], doc("Distribution of a length.")
     ] = "lognormal"
@@ -45,6 +73,11 @@ class LengthsTable(Table, kw_only=True, frozen=True):
 class SessionsTable(Table, kw_only=True, frozen=True):
     """Synthetic conversations; one turn each = independent requests."""
 
+    only: ClassVar[OnlyThen] = {
+        "branches": Only("turns_max"),
+        "tool_s": Only("turns_max"),
+        "shared_context": Only("turns_max"),
+    }
     turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
     turns_max: Annotated[int, doc("Requests per session, at most.", ge=1, le=100_000)] = 1
     branches: Annotated[
@@ -76,6 +109,9 @@ class ImagesTable(Table, kw_only=True, frozen=True):
 class SyntheticTable(Table, kw_only=True, frozen=True):
     """A workload made from distributions and the seed."""
 
+    only: ClassVar[OnlyThen] = {
+        "prefix_tokens": Only("prefix_groups"),
+    }
     requests: Annotated[int, doc("Number of requests (sessions count as one each).", ge=1)] = 1000
     duration_s: Annotated[NonNegative, doc("Stop at this time instead; 0 = by count.")] = 0.0
     arrivals: ArrivalsTable = field(default_factory=ArrivalsTable)
@@ -101,6 +137,10 @@ class SyntheticTable(Table, kw_only=True, frozen=True):
 class WorkloadTable(Table, kw_only=True, frozen=True):
     """The requests: a file, or made from distributions."""
 
+    only: ClassVar[OnlyThen] = {
+        "format": Only("path"),
+        "model_run": Only("model_shares"),
+    }
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
     preset: Annotated[
         WorkloadPreset,
