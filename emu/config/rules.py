@@ -22,6 +22,7 @@ from emu.config.schema import (
     CarriedTable,
     Config,
     EngineTable,
+    FcfsTable,
     HpaTable,
     LengthsTable,
     OwnPlannerTable,
@@ -31,7 +32,7 @@ from emu.config.schema import (
     VidurLayersTable,
     WorkloadTable,
 )
-from emu.config.tables import Path, Problem, Table
+from emu.config.tables import Path, Problem, Table, tag_of
 
 
 def semantic_problems(config: Config) -> list[Problem]:
@@ -325,7 +326,7 @@ def _first_come(config: Config) -> Iterator[Problem]:
     groups += [("models", i, model.scheduler) for i, model in enumerate(config.models)]
     told: set[Path] = set()
     for name, index, table in groups:
-        if table.get("policy", common.policy) != "fcfs":
+        if table.get("policy", common.policy) != tag_of(FcfsTable):
             continue
         for key, value in (("order", "arrival"), ("skip_blocked", False)):
             of_group: Path = (name, index, "scheduler", key)

@@ -23,6 +23,8 @@ from emu.catalogue.lookup import GpuSpec, lookup_gpu
 from emu.catalogue.model import UNITS, ModelSpec
 from emu.config.names import did_you_mean, toml_text
 from emu.config.presets import PRESETS, WORKLOADS
+from emu.config.schema import HpaTable
+from emu.config.tables import tag_of
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.report.atomic import write_text
@@ -583,7 +585,7 @@ NOT_SCALED: Final = "none"
 SPAN: Final = 2.0
 """Static clusters that cost up to so many times the best are a start for clusters that scale."""
 SYSTEMS: Final[Mapping[str, str]] = {
-    name: "colocated" if values.get("planner") == "hpa" else "disaggregated"
+    name: "colocated" if values.get("planner") == tag_of(HpaTable) else "disaggregated"
     for name, values in PRESETS.items()
     if values.get("executor") != "none"
 }

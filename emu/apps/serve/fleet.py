@@ -37,6 +37,8 @@ from emu.apps.serve.protocol import ApiError, Call, KvTransfer
 from emu.apps.serve.script import Ids, Script, filler_ids, salted_prefix, unsalted
 from emu.apps.serve.world import Choice, Exchange, awaiting_kv
 from emu.cluster.plan import ReplicaPlan
+from emu.config.schema import FcfsTable
+from emu.config.tables import tag_of
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
 from emu.latency.engine_steps import Intake
@@ -746,7 +748,7 @@ class KvEvents:
 
 def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:
     """Raises InputError for what a fleet cannot be made of."""
-    if policy == "fcfs":
+    if policy == tag_of(FcfsTable):
         problem = "a fleet's requests have a replica each; fcfs has one queue for all"
         raise InputError(source, None, "scheduler.policy", problem)
     if base_port and base_port + plan_replicas > 65_536:
