@@ -16,6 +16,7 @@ from emu.config import names
 from emu.config.features import features_problems
 from emu.config.kinds import FIELDS, convert, engine_with, unions
 from emu.config.names import shown, unknown_value
+from emu.config.own import own_table
 from emu.config.schema import (
     ArrivalsTable,
     BlitzTable,
@@ -39,6 +40,7 @@ def semantic_problems(config: Config) -> list[Problem]:
     """Every problem of a configuration whose types and bounds are already right."""
     return [
         *_idle(config, ()),
+        *_own_tables(config),
         *_words(config),
         *_nodes(config),
         *_fleet(config),
@@ -130,6 +132,20 @@ def _engine(here: Path, table: EngineTable, policy: str) -> Iterator[Problem]:
     problem = names.policy_problem(table.name, policy)
     if problem:
         yield (*here, "scheduler", "policy"), problem
+
+
+def _own_tables(config: Config) -> Iterator[Problem]:
+    """Keys of a class, where none is named."""
+    router, latency, migration = config.router, config.latency, config.migration
+    for path, named, own in (
+        (("router", "admission"), router.admission, router.admission_own),
+        (("router", "decode_policy"), router.decode_policy, router.decode_policy_own),
+        (("migration", "policy"), migration.policy, migration.own),
+        (("latency", "expert_routing"), latency.expert_routing, latency.expert_routing_own),
+    ):
+        if own and not names.is_import_path(named):
+            table = tuple(own_table(".".join(path)).split("."))
+            yield table, f"means nothing without a class in {'.'.join(path)}"
 
 
 def _words(config: Config) -> Iterator[Problem]:

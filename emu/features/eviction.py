@@ -88,8 +88,11 @@ class Eviction(Feature):
 
     def problems(self, config: Config) -> Iterable[Problem]:
         """Words that are neither known nor a class."""
+        keys = keys_of(config.scheduler, Keys)
+        if keys.eviction_own and not is_import_path(keys.eviction):
+            yield ("scheduler", "eviction_own"), f"means nothing without a class in {_KEY}"
         path: Path = ("scheduler", "eviction")
-        named = [(path, keys_of(config.scheduler, Keys).eviction)]
+        named = [(path, keys.eviction)]
         named += [
             (("replicas", index, "scheduler", "eviction"), str(group.scheduler["eviction"]))
             for index, group in enumerate(config.replicas)
