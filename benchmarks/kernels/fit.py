@@ -22,15 +22,10 @@ from emu.latency.coefficients import (
     Prompts,
     Residual,
 )
-from emu.latency.kernels import (
-    AttentionCost,
-    arithmetic_s,
-    block_rows,
-    collective_s,
-    grouped_s,
-    padded_rows,
-    soft_max,
-)
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.experts import block_rows, grouped_s, padded_rows
+from emu.latency.kernels.machine import collective_s
+from emu.latency.kernels.products import arithmetic_s, soft_max
 
 Point = tuple[GpuSpec, Any]
 

@@ -535,7 +535,7 @@ class Kernels:
 #     OUT/HARDWARE/MODEL/VARIANT/meta.yaml, architecture.yaml
 #     OUT/HARDWARE/MODEL/VARIANT/tpN/{dense,per_sequence,attention}.csv
 #
-# The format is the one that `emu/latency/profile_bundle.py` reads.
+# The format is the one that `emu/latency/profile/bundle.py` reads.
 
 Times = dict[tuple[str, int], float]
 """(layer, count) -> us."""

@@ -28,8 +28,9 @@ from emu.catalogue.model import ModelSpec
 from emu.config.names import read_input
 from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
-from emu.latency.profile_tables import AttentionTable, LayerAttention
+from emu.latency.host_costs import NO_OVERHEAD, HostCosts, host_ns
+from emu.latency.profile.attention import LayerAttention
+from emu.latency.profile.tables import AttentionTable
 from emu.process.prepared import prepared
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"

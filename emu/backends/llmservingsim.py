@@ -18,7 +18,7 @@ from msgspec import Meta
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
-from emu.latency.profile_bundle import variant_name
+from emu.latency.profile.bundle import variant_name
 from emu.process.prepared import prepared
 
 # --- the cluster file: its keys with their types, and what they imply -----------------------------

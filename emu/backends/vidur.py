@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.profile_bundle import COUNT, TEXT, Kind, read_csv, read_header
-from emu.latency.profile_tables import Curve
+from emu.latency.profile.csv_table import COUNT, TEXT, Kind, read_csv, read_header
+from emu.latency.profile.tables import Curve
 
 DEVICES: Final = {
     "A40": "a40",

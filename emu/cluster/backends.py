@@ -26,13 +26,14 @@ from emu.latency.context import (
     engine_steps,
     make_roofline,
 )
-from emu.latency.engine import HostCosts, host_costs
+from emu.latency.host_costs import HostCosts, host_costs
 from emu.plugins import make_plugin
 from emu.policy import shown
 
 if TYPE_CHECKING:
-    from emu.latency.offload import PimAttention, WeightLoads
-    from emu.latency.profile_tables import BlockGrid
+    from emu.latency.offload.pim import PimAttention
+    from emu.latency.offload.weights import WeightLoads
+    from emu.latency.profile.attention import BlockGrid
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -57,7 +58,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     if inner.foreign:
         problem = "has no weights or attention outside the GPU"
         raise InputError(context.source, None, "latency.backend", f"{inner.name!r} {problem}")
-    from emu.latency.offload import OffloadedBackend
+    from emu.latency.offload.backend import OffloadedBackend
 
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
@@ -82,7 +83,7 @@ def weight_loads(context: LatencyContext) -> WeightLoads | None:
     table, source = context.placement, context.source
     if table is None:
         return None
-    from emu.latency.offload import GPU, Device, Placement, WeightLoads, device_of
+    from emu.latency.offload.weights import GPU, Device, Placement, WeightLoads, device_of
 
     placement = Placement(table, context.model.layers, source, context.key)
     if not placement.devices:
@@ -106,7 +107,7 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
     """Decode attention in memory; None if it runs on the GPU."""
     if not context.table.attention_offload:
         return None
-    from emu.latency.offload import PimAttention, pim_device
+    from emu.latency.offload.pim import PimAttention, pim_device
 
     if not context.node.pim:
         problem = "needs a machine whose memory computes: nodes.N.pim"
@@ -214,8 +215,9 @@ def _aiconfigurator(
 
 
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
-    from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile.backend import ProfileBackend
+    from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
     model = context.model
     if not table.path:
@@ -268,7 +270,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
 
 def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile_tables import BlockGrid
+    from emu.latency.profile.attention import BlockGrid
 
     name = hardware or context.gpu.name
     try:

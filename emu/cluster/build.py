@@ -35,7 +35,7 @@ from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.engine_steps import Intake, OutputStream
+from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.network.topology import Topology
@@ -243,7 +243,7 @@ def build_replica(
         replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
-        from emu.latency.engine_steps import Jitter
+        from emu.latency.jitter import Jitter
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing

@@ -612,7 +612,7 @@ def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: st
     """Weights of a rank that its placement keeps out of GPU memory."""
     if table.placement is None:
         return 0
-    from emu.latency.offload import Placement, bytes_by_device
+    from emu.latency.offload.weights import Placement, bytes_by_device
 
     placement = Placement(table.placement, model.layers, source, key)
     tp = table.tensor_parallel

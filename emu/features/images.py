@@ -36,9 +36,11 @@ from emu.features.modes import (
 from emu.latency.base import BatchShape, Work
 from emu.latency.coefficients import Kernels
 from emu.latency.context import LatencyContext, PassPart, engine_collectives
-from emu.latency.kernels import AttentionCost, CollectiveNs, Ops
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.machine import CollectiveNs
+from emu.latency.kernels.operations import Ops
+from emu.latency.layer_costs import LayerCosts
 from emu.latency.parts import pricer_of
-from emu.latency.roofline import LayerCosts
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part

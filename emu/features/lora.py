@@ -34,7 +34,7 @@ from emu.features.modes import (
 )
 from emu.latency.base import BatchShape, Work
 from emu.latency.context import LatencyContext, PassPart
-from emu.latency.kernels import Ops
+from emu.latency.kernels.operations import Ops
 from emu.request import Request
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, ceil_div

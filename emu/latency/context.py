@@ -22,9 +22,11 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.latency.coefficients import Kernels, kernels_of, scaled
-from emu.latency.engine import EngineModel, eager_calls
-from emu.latency.engine_steps import EngineSteps, resolve_sampling
-from emu.latency.kernels import machine_collective
+from emu.latency.eager import eager_calls
+from emu.latency.engine import EngineModel
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.kernels.machine import machine_collective
+from emu.latency.sampling import resolve_sampling
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
     from emu.latency.moe_gate import Gate

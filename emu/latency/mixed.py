@@ -21,9 +21,11 @@ import msgspec
 from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
-from emu.latency.base import BatchShape, Ends, next_decode_shape
-from emu.latency.kernels import AttentionCost
-from emu.latency.roofline import Part, RooflineBackend, TokenCost, queries_of, sequences_of
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.layer_costs import TokenCost
+from emu.latency.roofline import Part, RooflineBackend, queries_of, sequences_of
 from emu.units import NS_PER_S, ceil_div
 
 

@@ -13,7 +13,8 @@ from operator import sub
 from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import PRIORITY_REPLICA, Kernel
-from emu.latency.base import BatchShape, Ends, next_decode_shape
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
 from emu.replica.actions import Action, End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.counters import Counters
 from emu.replica.pace import Pace
@@ -24,7 +25,7 @@ from emu.scheduling.base import Batch, Progress, Scheduler, StageSpan, ran_ns
 from emu.scheduling.rotation import Rotation
 
 if TYPE_CHECKING:
-    from emu.latency.engine_steps import OutputStream
+    from emu.latency.front_end import OutputStream
 
 _COMPLETED: Final = Status.COMPLETED
 DUMMY_ID: Final = -1

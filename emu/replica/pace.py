@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from operator import sub
 from typing import TYPE_CHECKING, Protocol, final
 
-from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
+from emu.latency.base import BatchShape, LatencyBackend, StageLines, next_decode_shape
+from emu.latency.ends import Ends, packed
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.engine_steps import Jitter
+    from emu.latency.jitter import Jitter
 
 
 class DecodeEnds(Protocol):

@@ -10,8 +10,9 @@ from emu.backends.astra.inputs import InputSetup, Memories, Memory
 from emu.backends.astra.rows import BundleTimes, TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
-from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from emu.network.collectives import Collectives, collective_ns
 from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator

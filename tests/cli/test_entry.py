@@ -141,7 +141,7 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
 _UNUSED = {
     *("rich", "jinja2", "shtab", "anyio", "uvloop", "statistics", "difflib"),
     *("asyncio", "logging", "numpy", "inspect", "typing_extensions"),
-    *("emu.migration.outbound", "emu.latency.offload", "emu.network.collectives"),
+    *("emu.migration.outbound", "emu.latency.offload.backend", "emu.network.collectives"),
 }
 """What a plain run does not use."""
 

@@ -32,7 +32,7 @@ from emu.backends.aiconfigurator import (
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run
-from emu.latency.engine import ASYNC_SCHEDULING
+from emu.latency.host_costs import ASYNC_SCHEDULING
 from tests.latency.shapes import decodes
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM5-80GB"

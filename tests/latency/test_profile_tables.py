@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.latency.profile_tables import (
+from emu.latency.profile.tables import (
     OLD_SKEW_AXES,
     AttentionTable,
     Curve,

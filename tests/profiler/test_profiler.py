@@ -31,8 +31,9 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile import ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import ProfileModel
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)

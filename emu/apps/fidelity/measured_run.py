@@ -34,7 +34,7 @@ from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.config.load import load_config
 from emu.config.names import json_object, read_input
 from emu.errors import InputError
-from emu.latency.profile_bundle import variant_name
+from emu.latency.profile.bundle import variant_name
 from emu.process.exits import open_console
 from emu.report.compare import (
     compare_with,

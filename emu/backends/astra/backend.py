@@ -44,10 +44,10 @@ from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.coefficients import scaled
 from emu.latency.context import LatencyContext, collective_system, link_dims
-from emu.latency.engine import host_costs, step_overhead_ns
+from emu.latency.host_costs import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import LAYER_COMPONENT
-from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile.rows import LAYER_COMPONENT
 from emu.latency.roofline import RooflineBackend
 from emu.network.rounds import CollectiveSystem, NetworkDim
 

@@ -31,8 +31,8 @@ from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import Gate
-from emu.latency.offload import DramFile, pim_device
-from emu.latency.profile_bundle import Bundle
+from emu.latency.offload.pim import DramFile, pim_device
+from emu.latency.profile.bundle import Bundle
 from emu.latency.roofline import RooflineBackend
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from emu.kv.memory import engine_plan
 from emu.lab.parity.cluster import ParityCluster, ParityReplica, trace_model
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.process.prepared import prepared
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits
