@@ -27,9 +27,9 @@ kernel/clock
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
-kv/blocks kv/radix
+kv/blocks kv/counting kv/free_list kv/keys kv/radix kv/tiers
 migration/watcher migration/outbound migration/transfer
-network/carrier network/flows network/links
+network/carrier network/flows network/links network/max_min
 latency/base latency/ends latency/packing
 latency/engine_steps latency/sampling latency/front_end latency/jitter
 latency/roofline latency/layer_costs

@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.kernels import tables
 from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import (
     EXPERT_UNITS,
     Decodes,

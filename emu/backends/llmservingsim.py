@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.profile.bundle import variant_name

@@ -33,11 +33,11 @@ from emu.config.names import is_import_path
 from emu.config.schema import AutoscaleTable
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
-from emu.kv.blocks import LowerTier, chunk_tokens_for
+from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.ports import Observers

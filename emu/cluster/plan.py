@@ -15,9 +15,10 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import check_dtype
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.check import engine_with, overridden, placing
 from emu.config.features import is_widened
 from emu.config.names import NO_ENGINE, is_import_path
@@ -37,7 +38,7 @@ from emu.config.schema import (
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
-from emu.kv.grouped import KvLayout, kv_layout
+from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.context import LatencyContext, PlainKernels, check_collectives
 from emu.latency.engine import EngineModel

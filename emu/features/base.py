@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Table

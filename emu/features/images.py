@@ -17,7 +17,8 @@ import msgspec
 from msgspec import field
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable

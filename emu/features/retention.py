@@ -1,7 +1,7 @@
 """Retention: the KV of a session between two turns is evicted after all other.
 
 The pool keeps the blocks of a turn that has ended at the tail of what it takes (`FreeList.keep` of
-`emu/kv/blocks.py`), least urgent priority first, for a time that the configuration gives. All of
+`emu/kv/free_list.py`), least urgent priority first, for a time that the configuration gives. All of
 them are free: keeping one refuses no request a block.
 """
 
@@ -24,7 +24,9 @@ from emu.features.modes import (
     WINDOWS,
     Conflict,
 )
-from emu.kv.blocks import BlockPool, CountingPool, LowerTier
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
+from emu.kv.tiers import LowerTier
 from emu.scheduling.parts import NO_LEAPS, Part
 from emu.units import s_to_ns
 

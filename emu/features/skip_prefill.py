@@ -22,7 +22,9 @@ from emu.features.modes import (
     WINDOWS,
     Conflict,
 )
-from emu.kv.blocks import BlockPool, CountingPool, LowerTier, PresentPool
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool, PresentPool
+from emu.kv.tiers import LowerTier
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NoRe
 import msgspec
 from msgspec import Meta, field
 
+from emu.catalogue.drafts import Draft, eagle_draft, model_draft, mtp_draft
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft, eagle_draft, model_draft, mtp_draft
 from emu.config.features import keys_of
 from emu.config.schema import Config, RooflineTable, SchedulerTable, VllmTable
 from emu.config.tables import Count0, Fraction, NonNegative, Table, doc

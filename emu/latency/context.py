@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import (
     LatencyTable,
@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collect
     from emu.latency.parts import Pricer
     from emu.latency.roofline import RooflineBackend
     from emu.network.collectives import Collectives
-    from emu.network.rounds import CollectiveSystem, Kind, NetworkDim
+    from emu.network.dimensions import NetworkDim
+    from emu.network.rounds import CollectiveSystem, Kind
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
@@ -110,7 +111,7 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
     """Links inside a machine (NVLink, else PCIe) and between machines (NICs), of one rank each."""
-    from emu.network.rounds import NetworkDim
+    from emu.network.dimensions import NetworkDim
 
     node, gpu, network = context.node, context.gpu, context.network
     nvlink_gbps = node.nvlink_gbps if node.nvlink_gbps >= 0 else gpu.nvlink_gbps

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec
-from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.layers import Indexer, Layer, StateSpace
+from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.latency.kernels.attention import AttentionCost

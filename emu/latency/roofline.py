@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, StageLines
 from emu.latency.coefficients import Kernels, kernels_of

@@ -14,7 +14,8 @@ from emu.latency.profile.backend import ProfileBackend
 from emu.latency.profile.bundle import read_bundle
 from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from emu.network.collectives import Collectives, collective_ns
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator
 from tests.astra.test_process import program
 from tests.patience import PATIENCE_S

@@ -9,7 +9,8 @@ from emu.backends.astra.inputs import Memories, Memory
 from emu.backends.astra.rows import Placement
 from emu.backends.astra.trace import Location, Place
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, QWEN, generator
 
 TOPOLOGIES = ("Ring", "FullyConnected", "Switch")

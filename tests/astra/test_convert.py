@@ -21,7 +21,8 @@ from emu.backends.astra.trace import (
 )
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.readback import parse_trace
 
 LLAMA = TraceModel(

@@ -6,7 +6,8 @@ from emu.backends.astra.executor import Answer, Executor, Polling, run_once
 from emu.backends.astra.inputs import Memories, Memory
 from emu.backends.astra.trace import Graph, Location, Node, NodeKind, Place
 from emu.errors import Deadlock, InputError, RunError
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 HOST = Memory(memory_type="PER_NODE_MEMORY_EXPANSION", gbytes_per_s=256.7, pim_channels=4)
 MEMORIES = Memories(

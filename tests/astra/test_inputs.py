@@ -15,7 +15,8 @@ from emu.backends.astra.inputs import (
     write_inputs,
 )
 from emu.errors import InputError
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 SYSTEM = CollectiveSystem(
     dims=tuple(NetworkDim(npus=n, gib_per_s=16.0, latency_ns=20_000.0) for n in (2, 4)),

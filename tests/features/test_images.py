@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from emu.catalogue.lookup import from_hf_config, lookup_gpu, lookup_model
+from emu.catalogue.hf_config import from_hf_config
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError

@@ -18,7 +18,7 @@ from emu.features.speculation import (
     expected_tokens,
     stops_paying_at,
 )
-from emu.kv.grouped import KvGroup, KvLayout
+from emu.kv.groups import KvGroup, KvLayout
 from emu.latency.linear import LinearBackend
 from emu.latency.parts import AddedBackend
 from emu.request import Prefix, Request

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, LowerTier, chunk_tokens_for
-from emu.kv.radix import block_keys
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import NO_HIT, CountingPool
+from emu.kv.keys import block_keys
+from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.request import Prefix, Request
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from emu.catalogue import lookup_model
 from emu.errors import InputError
-from emu.kv.memory import engine_plan, engine_weight_bytes, vidur_layer_params, vidur_plan
+from emu.kv.memory import engine_plan, engine_weight_bytes
+from emu.kv.vidur_memory import vidur_layer_params, vidur_plan
 from emu.units import GIB
 
 CASES = Path(__file__).parents[3] / "shared/data/vidur-cases/unit_memory_planner.json"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.cluster.backends import block_grid
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run

@@ -49,7 +49,8 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.latency.profile.rows import LAYER_COMPONENT
 from emu.latency.roofline import RooflineBackend
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 # --------------------------------------------------------------------------------------------------
 # Counts that ASTRA-Sim has given, kept by batch shape: to be reused, or replayed without it.

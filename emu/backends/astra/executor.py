@@ -41,20 +41,17 @@ from emu.backends.astra.trace import (
 )
 from emu.errors import Deadlock, InputError, RunError
 from emu.latency.base import BatchShape, next_decode_shape
+from emu.network.chunks import chunk_sizes
 from emu.network.collectives import collective_ns, ends_ns
+from emu.network.dimensions import group_of, message_between_ns, rank_count, strides
 from emu.network.rounds import (
     CollectiveSystem,
     Kind,
     Round,
     active_dims,
-    chunk_sizes,
-    group_of,
-    message_between_ns,
     parse_algorithm,
     phases,
-    rank_count,
     rounds,
-    strides,
 )
 
 # --------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.names import read_input
 from emu.errors import InputError
-from emu.network.rounds import CollectiveSystem, NetworkDim, rank_count
+from emu.network.dimensions import NetworkDim, rank_count
+from emu.network.rounds import CollectiveSystem
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 _KINDS: Final[Mapping[str | None, TraceKind]] = {

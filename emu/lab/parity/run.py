@@ -23,8 +23,8 @@ from emu.backends.astra.rows import BundleTimes, Member, PimAttention, TraceGene
 from emu.backends.astra.trace import QUIRKS, Graph, Location, Node, NodeKind, Place, Trace, convert
 from emu.config.schema import VllmTable
 from emu.errors import InputError, RunError
-from emu.kv.blocks import LowerTier, chunk_tokens_for
 from emu.kv.memory import engine_plan
+from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.lab.parity.cluster import ParityCluster, ParityReplica, trace_model
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate

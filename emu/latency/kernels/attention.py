@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.coefficients import Decodes, Prompts
 from emu.units import ceil_div

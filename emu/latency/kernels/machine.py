@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Kernels, Links
 from emu.units import NS_PER_S, gbps_to_bytes_per_s
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Kernels, Products
 from emu.latency.kernels.experts import (
     block_rows,

@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.base import BatchShape
 from emu.latency.profile.tables import AttentionTable, DecodeTimes, SkewTable
 
