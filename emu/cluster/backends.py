@@ -149,7 +149,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
     if table.backend == "astra-sim":
-        from emu.backends.astra.backend import make_astra
+        from emu.backends.astra.build import make_astra
 
         return make_astra(context)
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
@@ -195,7 +195,9 @@ def _vidur(
 def _aiconfigurator(
     context: LatencyContext, keys: AiconfiguratorTable, host: HostCosts
 ) -> LatencyBackend:
-    from emu.backends.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
+    from emu.backends.aiconfigurator.backend import AiconfiguratorBackend
+    from emu.backends.aiconfigurator.saved import find_table
+    from emu.backends.aiconfigurator.table import Wanted
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"

@@ -291,7 +291,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
         if context.latency.backend == "astra-sim":
-            from emu.backends.astra.backend import check_astra  # most runs have no graphs
+            from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
     for replica in replicas:

@@ -29,7 +29,8 @@ from typing import Any, Protocol
 
 from emu.kv.counting import NO_HIT, Hit
 from emu.kv.free_list import FreeList
-from emu.kv.radix import UNNAMED, Held, RadixIndex, Run, chain_of, keys_of
+from emu.kv.keys import chain_of, keys_of
+from emu.kv.radix import UNNAMED, Held, RadixIndex, Run
 from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
 

@@ -1,8 +1,9 @@
-"""Chained keys of KV blocks: equal keys mean equal tokens from the start to the end of a block.
+"""The content of a request's KV blocks: chained keys, and chains of them.
 
-Owns: turning a `Prefix` (token ids, or hashes of long prompt blocks) into one 64-bit key for each
-full block of `block_size` tokens. Does not store anything. Keys depend on the tokens only, never
-on the process, so they are equal in every run and on every machine.
+Equal keys mean equal tokens from the start to the end of a block. Owns: turning a `Prefix` (token
+ids, or hashes of long prompt blocks) into one 64-bit key for each full block of `block_size`
+tokens, and a request's `Chain`. Does not store anything. Keys depend on the tokens only, never on
+the process, so they are equal in every run and on every machine.
 
 Rule: LLMServingSim chains a hash over full blocks of prompt and output together; any chained
 hash without collisions gives the same behavior. Here token t at position p adds
@@ -14,9 +15,9 @@ cumulative sum is one vectorized pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from emu.request import Prefix
+from emu.request import Prefix, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,3 +120,69 @@ def with_adapter(keys: list[int], adapter: str) -> list[int]:
 
     salt = int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=7).digest(), "big")
     return [key ^ salt for key in keys]
+
+
+@final
+class Chain:
+    """The full blocks of a request as units; equal units in a row mean equal tokens."""
+
+    root: str
+    """Chains of different roots have nothing in common."""
+    units: list[int]
+    per: int
+    """Blocks of one unit."""
+    blocks: int
+    """Full blocks whose content is known; the last unit may be cut short."""
+
+    __slots__ = ("blocks", "per", "root", "units")
+
+    def __init__(self, root: str, units: list[int], per: int, blocks: int) -> None:
+        self.root = root
+        self.units = units
+        self.per = per
+        self.blocks = blocks
+
+
+def chain_of(request: Request, block_size: int) -> Chain:
+    """The content of a request's full blocks, computed once for a block size."""
+    chain: Chain | None = request.chain
+    if chain is not None and request.chain_block_size == block_size:
+        return chain
+    prefix = request.prefix
+    hashed = prefix is not None and prefix.token_ids is None and len(prefix.hash_ids) > 0
+    if (
+        hashed
+        and not request.images
+        and prefix is not None
+        and prefix.hash_block_tokens % block_size == 0
+    ):
+        tokens = prefix.hash_block_tokens
+        known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
+        root = f"{tokens} {request.adapter}"
+        chain = Chain(root, list(prefix.hash_ids), tokens // block_size, known)
+    else:
+        keys = keys_of(request, block_size)
+        chain = Chain("", keys, 1, len(keys))
+    request.chain = chain
+    request.chain_block_size = block_size
+    request.known_blocks = chain.blocks
+    return chain
+
+
+def keys_of(request: Request, block_size: int) -> list[int]:
+    """A key for each of the request's full blocks: of its tokens the start, images, adapter."""
+    keys = block_keys(request.prefix, block_size, request.prompt_tokens)
+    if request.images:
+        keys = with_images(keys, request.images, block_size)
+    # KV of one adapter is of no use to another.
+    return with_adapter(keys, request.adapter) if request.adapter else keys
+
+
+def keys_of_units(root: str, units: list[int], block_size: int) -> list[int]:
+    """The keys that the units of a chain with this root stand for."""
+    if not root:
+        return units
+    tokens, _, adapter = root.partition(" ")
+    prefix = Prefix(hash_ids=tuple(units), hash_block_tokens=int(tokens))
+    keys = block_keys(prefix, block_size, len(units) * int(tokens))
+    return with_adapter(keys, adapter) if adapter else keys

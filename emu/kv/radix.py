@@ -20,66 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, final
 
-from emu.kv.keys import block_keys, with_adapter, with_images
-from emu.request import Prefix, Request
+from emu.kv.keys import Chain, keys_of_units
 
 UNNAMED: Final = -1
-
-
-@final
-class Chain:
-    """The full blocks of a request as units; equal units in a row mean equal tokens."""
-
-    root: str
-    """Chains of different roots have nothing in common."""
-    units: list[int]
-    per: int
-    """Blocks of one unit."""
-    blocks: int
-    """Full blocks whose content is known; the last unit may be cut short."""
-
-    __slots__ = ("blocks", "per", "root", "units")
-
-    def __init__(self, root: str, units: list[int], per: int, blocks: int) -> None:
-        self.root = root
-        self.units = units
-        self.per = per
-        self.blocks = blocks
-
-
-def chain_of(request: Request, block_size: int) -> Chain:
-    """The content of a request's full blocks, computed once for a block size."""
-    chain: Chain | None = request.chain
-    if chain is not None and request.chain_block_size == block_size:
-        return chain
-    prefix = request.prefix
-    hashed = prefix is not None and prefix.token_ids is None and len(prefix.hash_ids) > 0
-    if (
-        hashed
-        and not request.images
-        and prefix is not None
-        and prefix.hash_block_tokens % block_size == 0
-    ):
-        tokens = prefix.hash_block_tokens
-        known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
-        root = f"{tokens} {request.adapter}"
-        chain = Chain(root, list(prefix.hash_ids), tokens // block_size, known)
-    else:
-        keys = keys_of(request, block_size)
-        chain = Chain("", keys, 1, len(keys))
-    request.chain = chain
-    request.chain_block_size = block_size
-    request.known_blocks = chain.blocks
-    return chain
-
-
-def keys_of(request: Request, block_size: int) -> list[int]:
-    """A key for each of the request's full blocks: of its tokens the start, images, adapter."""
-    keys = block_keys(request.prefix, block_size, request.prompt_tokens)
-    if request.images:
-        keys = with_images(keys, request.images, block_size)
-    # KV of one adapter is of no use to another.
-    return with_adapter(keys, request.adapter) if request.adapter else keys
 
 
 @final
@@ -404,12 +347,7 @@ class RadixIndex:
         """Keys of all blocks that can be found."""
         found: set[int] = set()
         for root, path, node in self.nodes():
-            keys = path
-            if root:
-                tokens, _, adapter = root.partition(" ")
-                prefix = Prefix(hash_ids=tuple(path), hash_block_tokens=int(tokens))
-                keys = block_keys(prefix, block_size, len(path) * int(tokens))
-                keys = with_adapter(keys, adapter) if adapter else keys
+            keys = keys_of_units(root, path, block_size)
             for run in node.runs:
                 found.update(keys[run.start : run.end])
         return frozenset(found)

@@ -3,7 +3,7 @@
 Owns the tree and the instants at which its ranks are done. The tree hangs below a root with one
 child; the rest is a full binary tree, numbered from left to right. Inner ranks reduce what comes
 from each child, and again what comes from above, as ASTRA-Sim does; it sends the whole tensor
-along every edge. Its second tree, the mirror image, serves every other chunk: the ranks that were
+along every edge. Its second tree, mirrored, serves every other chunk: the ranks that were
 leaves are inner ranks there. Source: ASTRA-Sim.
 """
 

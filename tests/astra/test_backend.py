@@ -4,10 +4,13 @@ import anyio
 import numpy as np
 import pytest
 
-from emu.backends.astra.backend import STAGGER, AstraBackend, CountStore
+from emu.backends.astra.backend import STAGGER, AstraBackend
 from emu.backends.astra.calculator import Calculator
-from emu.backends.astra.inputs import InputSetup, Memories, Memory
-from emu.backends.astra.rows import BundleTimes, TraceGenerator, TraceSetup
+from emu.backends.astra.counts import CountStore
+from emu.backends.astra.inputs import InputSetup
+from emu.backends.astra.layer_times import BundleTimes
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.rows import TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
 from emu.latency.profile.backend import ProfileBackend

@@ -4,21 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.backends.astra.executor import run_once
-from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.convert import convert
+from emu.backends.astra.graph import LOCAL, Location, NodeKind, Place
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories, Memory
 from emu.backends.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
-from emu.backends.astra.trace import (
-    LOCAL,
-    Location,
-    Marker,
-    NodeKind,
-    Place,
-    Row,
-    Trace,
-    TraceModel,
-    convert,
-    format_trace,
-)
+from emu.backends.astra.trace import Marker, Row, Trace, TraceModel, format_trace
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.network.dimensions import NetworkDim

@@ -2,9 +2,11 @@
 
 import pytest
 
-from emu.backends.astra.executor import Answer, Executor, Polling, run_once
-from emu.backends.astra.inputs import Memories, Memory
-from emu.backends.astra.trace import Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.executor import Executor
+from emu.backends.astra.graph import Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.polling import Answer, Polling
 from emu.errors import Deadlock, InputError, RunError
 from emu.network.dimensions import NetworkDim
 from emu.network.rounds import CollectiveSystem

@@ -7,13 +7,12 @@ import yaml
 
 from emu.backends.astra.inputs import (
     InputSetup,
-    Memories,
-    Memory,
     memory_table,
     network_text,
     system_table,
     write_inputs,
 )
+from emu.backends.astra.memories import Memories, Memory
 from emu.errors import InputError
 from emu.network.dimensions import NetworkDim
 from emu.network.rounds import CollectiveSystem

@@ -11,7 +11,8 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.features.images import EncoderFleet, tower_costs
+from emu.features.images.fleet import EncoderFleet
+from emu.features.images.towers import tower_costs
 from emu.request import Request
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
-from emu.features.speculation import (
-    DraftPlan,
-    DraftPricer,
-    Speculation,
-    SpeculativeTable,
-    TenantAcceptance,
-    conditional_rates,
-    expected_tokens,
-    stops_paying_at,
-)
+from emu.features.speculation.acceptance import Speculation, conditional_rates, expected_tokens
+from emu.features.speculation.drafters import DraftPlan, DraftPricer, stops_paying_at
+from emu.features.speculation.keys import SpeculativeTable, TenantAcceptance
 from emu.kv.groups import KvGroup, KvLayout
 from emu.latency.linear import LinearBackend
 from emu.latency.parts import AddedBackend

@@ -85,7 +85,7 @@ def test_unknown_content_has_no_keys():
 
 def test_keys_do_not_depend_on_the_process():
     code = (
-        "import numpy as np\nfrom emu.kv.radix import block_keys\nfrom emu.request import Prefix\n"
+        "import numpy as np\nfrom emu.kv.keys import block_keys\nfrom emu.request import Prefix\n"
         "print(block_keys(Prefix(np.arange(40)), 16, 40), block_keys(Prefix(hash_ids=(3,4)), 512, 1024))"
     )
     seen = {

@@ -12,23 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.backends.aiconfigurator import (
+from emu.backends.aiconfigurator.backend import AiconfiguratorBackend
+from emu.backends.aiconfigurator.database import (
     CHUNKS,
     DECODES,
-    SYSTEMS,
-    WHEEL,
-    AiconfiguratorBackend,
-    Provenance,
-    Wanted,
     covered_pairs,
-    find_table,
     grid,
     hf_config,
-    load_table,
     sample,
-    save_table,
-    table_path,
 )
+from emu.backends.aiconfigurator.saved import find_table, load_table, save_table, table_path
+from emu.backends.aiconfigurator.table import SYSTEMS, WHEEL, Provenance, Wanted
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run

@@ -28,7 +28,8 @@ from emu.apps.fidelity.runs import (
     Stage,
     Unread,
 )
-from emu.backends.llmservingsim import import_cluster, read_cluster_file
+from emu.backends.llmservingsim.cluster_file import read_cluster_file
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
 from emu.config.schema import LatencyTable
 from emu.errors import InputError

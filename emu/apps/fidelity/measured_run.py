@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.config.load import load_config

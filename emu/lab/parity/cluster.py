@@ -15,9 +15,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from emu.backends.astra.inputs import Memories, Memory
-from emu.backends.astra.rows import PimDevice, Placement, read_pim_device
-from emu.backends.astra.trace import LOCAL, Location, Place, TraceKind, TraceModel
+from emu.backends.astra.graph import LOCAL, Location, Place
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.pim import PimDevice, read_pim_device
+from emu.backends.astra.rows import Placement
+from emu.backends.astra.trace import TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.names import read_input
