@@ -170,7 +170,6 @@ class VidurBackend:
         )
 
 
-# --- reading -------------------------------------------------------------------------------------
 def device_name(gpu: str, hardware: str, source: str) -> str:
     """Vidur's folder of a GPU; `hardware` (`latency.hardware`) is that folder where it is given."""
     if hardware:

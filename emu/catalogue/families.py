@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Final
 
 from emu.catalogue.reader import ConfigReader
-from emu.catalogue.special_layers import QWEN_LINEAR, SPARSE_LATENT, SPECIAL
 
 PLAIN: Final = frozenset(
     (
@@ -57,6 +56,10 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 )
 # Keys that change memory or cost, and the types whose rules read them. A value of None, False, 0
 # or an empty list says that the feature is off.
+QWEN_LINEAR: Final = frozenset(
+    ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+)
+SPARSE_LATENT: Final = frozenset(("deepseek_v32", "glm_moe_dsa"))
 _MAMBA: Final = frozenset(("nemotron_h", "jamba", "bamba", "falcon_h1", "granitemoehybrid"))
 GUARDED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -93,13 +96,16 @@ GUARDED_PREFIXES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 
 
-def check_keys(read: ConfigReader, kind: str) -> None:
-    """Refuse what emu would silently get wrong: types and keys without a rule."""
+def check_keys(read: ConfigReader, kind: str, *, is_known: bool) -> None:
+    """Refuse what emu would silently get wrong: types and keys without a rule.
+
+    `is_known`: there is a rule for the layers of this type.
+    """
     if kind in REFUSED:
         raise read.problem("model_type", f"{kind!r}: {REFUSED[kind]}")
     if read.get("is_encoder_decoder", False):
         raise read.problem("is_encoder_decoder", "encoder-decoder models are not modeled")
-    if kind not in PLAIN and kind not in SPECIAL:
+    if not is_known:
         raise read.problem(
             "model_type",
             f"unknown architecture {kind!r}: its KV cache and cost are not known to emu; "

@@ -8,8 +8,8 @@ unless the caller assumes a type. Missing or impossible figures are `InputError`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -17,8 +17,7 @@ from emu.catalogue.families import PLAIN, check_keys
 from emu.catalogue.layers import Experts, LatentAttention, Layer
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.quantization import read_quantization
-from emu.catalogue.reader import ConfigReader
-from emu.catalogue.special_layers import SPECIAL
+from emu.catalogue.reader import ConfigReader, HfConfig
 from emu.catalogue.tower import Tower, read_tower
 from emu.errors import InputError
 
@@ -64,12 +63,12 @@ OPT_IN_WINDOW: Final = "use_sliding_window"
 
 
 def from_hf_config(
-    config: Mapping[str, Any],
+    config: HfConfig,
     name: str,
     source: str,
     *,
     assume: str = "",
-    companion: Mapping[str, Any] | None = None,
+    companion: HfConfig | None = None,
 ) -> ModelSpec:
     """The architecture that a `config.json` describes.
 
@@ -85,12 +84,31 @@ def from_hf_config(
         if assume not in PLAIN:
             raise InputError(source, None, "model.assume", f"{assume!r} is no plain model type")
         kind = assume
-    else:
-        check_keys(read, kind)
+    layers_of = None if kind in PLAIN else _layers_of(kind)
+    if not assume:
+        check_keys(read, kind, is_known=kind in PLAIN or layers_of is not None)
     if kind == "dbrx":
         read = ConfigReader(_flat_dbrx(read), source)
-    if kind in SPECIAL:
-        return _special(read, kind, name, companion, read_tower(config))
+    if layers_of is not None:
+        return _special(read, kind, name, layers_of(read), companion, read_tower(config))
+    return _plain(read, kind, name, companion, read_tower(config))
+
+
+def _layers_of(kind: str) -> Callable[[ConfigReader], list[Layer]] | None:
+    """What builds the layers of an unusual type; None if the type is not known."""
+    from emu.catalogue.special_layers import SPECIAL  # most models are plain
+
+    return SPECIAL.get(kind)
+
+
+def _plain(
+    read: ConfigReader,
+    kind: str,
+    name: str,
+    companion: HfConfig | None,
+    tower: Tower | None,
+) -> ModelSpec:
+    """A model of one kind of layer, perhaps with windows or experts in some."""
     hidden = read.required(*HIDDEN)
     layers = read.required(*LAYERS)
     latent = _latent(read)
@@ -104,7 +122,7 @@ def from_hf_config(
     attention_bias = bool(read.get("attention_bias", read.get("bias", False))) or biased
     return ModelSpec(
         name=name,
-        source=source,
+        source=read.source,
         model_type=kind,
         hidden=hidden,
         layers=layers,
@@ -135,7 +153,7 @@ def from_hf_config(
         moe_layers=moe_layers if any(moe_layers) else (),
         window=window,
         window_layers=window_layers,
-        tower=read_tower(config),
+        tower=tower,
         mtp_layers=read.optional(*MTP_LAYERS) or 0,
         unquantized=stored.unquantized,
         published_kv_dtype=stored.kv_cache_dtype,
@@ -146,11 +164,11 @@ def _special(
     read: ConfigReader,
     kind: str,
     name: str,
-    companion: Mapping[str, Any] | None,
+    layers: list[Layer],
+    companion: HfConfig | None,
     tower: Tower | None,
 ) -> ModelSpec:
     """A model whose layers differ: the fields of a plain one are those of its widest layers."""
-    layers = SPECIAL[kind](read)
     stored = read_quantization(read, len(layers), companion)
     if stored.unquantized:
         layers = [
@@ -198,9 +216,9 @@ def _window_of(layer: Layer) -> int:
     return (part.window_tokens or part.chunk_tokens) if part is not None else 0
 
 
-def _flat_dbrx(read: ConfigReader) -> dict[str, Any]:
+def _flat_dbrx(read: ConfigReader) -> dict[str, object]:
     """DBRX keeps attention and experts in tables of their own."""
-    attention, ffn = read.get("attn_config", {}), read.get("ffn_config", {})
+    attention, ffn = read.table("attn_config"), read.table("ffn_config")
     return {
         **read.config,
         "num_key_value_heads": attention.get("kv_n_heads"),
@@ -210,7 +228,7 @@ def _flat_dbrx(read: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _text_keys(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+def _text_keys(config: HfConfig, source: str) -> HfConfig:
     """The keys of the decoder: of a multi-modal model, with those of its `text_config`."""
     if not isinstance(config, Mapping):
         raise InputError(source, None, "$", "expected an object with the keys of config.json")
@@ -317,7 +335,7 @@ def _moe_layers(
         return ()
     first_dense = read.optional("first_k_dense_replace", "moe_layer_start_index") or 0
     step = read.optional("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval") or 1
-    dense = set(read.get("mlp_only_layers", []))
+    dense = read.indices("mlp_only_layers")
     end = read.optional("moe_layer_end_index")
     if end is not None:
         dense |= set(range(end + 1, layers))

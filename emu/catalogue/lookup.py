@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -111,7 +111,7 @@ def model_from_file(path: Path, name: str = "", assume: str = "") -> ModelSpec:
     return from_hf_config(_decoded(file), label, str(file), assume=assume, companion=companion)
 
 
-def _decoded(file: Path) -> dict[str, Any]:
+def _decoded(file: Path) -> dict[str, object]:
     """A JSON object from a file; NaN and Infinity, which some configurations hold, are allowed."""
     import json  # msgspec refuses NaN
 

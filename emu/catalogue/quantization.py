@@ -11,11 +11,11 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from emu.catalogue.reader import ConfigReader
+from emu.catalogue.reader import ConfigReader, HfConfig
 
 # Names of modules that stand for each part of a layer; a pattern that matches one of them keeps
 # the part wide. {0} is the layer's index.
@@ -43,7 +43,7 @@ class Quantization(msgspec.Struct, frozen=True):
 
 
 def read_quantization(
-    read: ConfigReader, layers: int, companion: Mapping[str, Any] | None = None
+    read: ConfigReader, layers: int, companion: HfConfig | None = None
 ) -> Quantization:
     """The scheme of a configuration. InputError: a method or format that emu cannot size."""
     table = read.get("quantization_config")
@@ -69,7 +69,7 @@ def read_quantization(
     )
 
 
-def _stored_as(read: ConfigReader, table: Mapping[str, Any], method: str) -> str:
+def _stored_as(read: ConfigReader, table: HfConfig, method: str) -> str:
     key = "quantization_config.quant_method"
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8_block" if table.get("weight_block_size") else "fp8"
@@ -95,7 +95,7 @@ _WEIGHT_ONLY: Final = {"int8": "int8_wo", "nvfp4": "nvfp4_wo"}
 """Types whose activations a checkpoint may leave wide: then products have 16 bits."""
 
 
-def _of_groups(read: ConfigReader, table: Mapping[str, Any]) -> str:
+def _of_groups(read: ConfigReader, table: HfConfig) -> str:
     """compressed-tensors: one group of matrices; several of unlike types are refused."""
     groups = table.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -115,7 +115,7 @@ def _of_groups(read: ConfigReader, table: Mapping[str, Any]) -> str:
     return found.pop()
 
 
-def _of_weights(read: ConfigReader, key: str, weights: Mapping[str, Any]) -> str:
+def _of_weights(read: ConfigReader, key: str, weights: HfConfig) -> str:
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
     if kind == "float" and bits == 8:
         return "fp8_block" if weights.get("strategy") == "block" else "fp8"
@@ -128,7 +128,7 @@ def _of_weights(read: ConfigReader, key: str, weights: Mapping[str, Any]) -> str
     raise read.problem(key, f"unknown type: {bits} bits, {kind!r}")
 
 
-def _of_modelopt(read: ConfigReader, table: Mapping[str, Any]) -> str:
+def _of_modelopt(read: ConfigReader, table: HfConfig) -> str:
     algorithm = str(table.get("quant_algo", "")).upper()
     known = {
         "FP8": "fp8",
@@ -144,7 +144,7 @@ def _of_modelopt(read: ConfigReader, table: Mapping[str, Any]) -> str:
     raise read.problem("quantization_config.quant_algo", f"unknown algorithm {algorithm!r}")
 
 
-def _kv_cache_dtype(table: Mapping[str, Any]) -> str:
+def _kv_cache_dtype(table: HfConfig) -> str:
     if str(table.get("kv_cache_quant_algo", "")).upper() == "FP8":
         return "fp8"
     scheme = table.get("kv_cache_scheme")
@@ -153,7 +153,7 @@ def _kv_cache_dtype(table: Mapping[str, Any]) -> str:
     return ""
 
 
-def _patterns(table: Mapping[str, Any]) -> list[str]:
+def _patterns(table: HfConfig) -> list[str]:
     for key in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
         listed = table.get(key)
         if isinstance(listed, list):

@@ -6,18 +6,21 @@ Owns nothing but the configuration being read and where it came from. Every comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from emu.errors import InputError
 
 _COUNT_MAX = 1 << 40
 
+HfConfig: TypeAlias = Mapping[str, object]
+"""A Hugging Face `config.json`, or a table in it, as it was parsed."""
+
 
 class ConfigReader:
     """The keys of one model's configuration."""
 
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+    def __init__(self, config: HfConfig, source: str) -> None:
         self.config = config
         self.source = source
 
@@ -56,12 +59,12 @@ class ConfigReader:
             raise self.problem(names[0], "must not be 0")
         return value
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         """A key of any type; `default` where it is absent or null."""
         value = self.config.get(name)
         return default if value is None else value
 
-    def listed(self, name: str, length: int, allowed: Mapping[Any, Any] | frozenset[Any]) -> Any:
+    def listed(self, name: str, length: int, allowed: Collection[object]) -> list[object] | None:
         """A list with one entry for each layer, each of a known value; None where absent.
 
         `length` is the number of layers.
@@ -78,3 +81,24 @@ class ConfigReader:
                 known = ", ".join(str(key) for key in allowed)
                 raise self.problem(name, f"unknown kind of layer {entry!r} (known: {known})")
         return value
+
+    def table(self, name: str) -> HfConfig:
+        """A table of keys; empty where absent."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.problem(name, f"expected a table, got {value!r}")
+        return value
+
+    def entries(self, name: str) -> Sequence[object]:
+        """A list, or the letters of a word; empty where absent."""
+        value = self.get(name, ())
+        if not isinstance(value, list | str | tuple):
+            raise self.problem(name, f"expected a list, got {value!r}")
+        return value
+
+    def indices(self, name: str) -> set[int]:
+        """A list of whole numbers as a set; empty where absent."""
+        found = {entry for entry in self.entries(name) if isinstance(entry, int)}
+        if len(found) < len(set(self.entries(name))):
+            raise self.problem(name, "expected whole numbers")
+        return found

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from emu.catalogue.families import QWEN_LINEAR, SPARSE_LATENT
 from emu.catalogue.layers import (
     Attention,
     Experts,
@@ -22,10 +23,6 @@ from emu.catalogue.layers import (
 from emu.catalogue.reader import ConfigReader
 from emu.units import ceil_div
 
-QWEN_LINEAR: Final = frozenset(
-    ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-)
-SPARSE_LATENT: Final = frozenset(("deepseek_v32", "glm_moe_dsa"))
 _GQA_CONV_KERNEL: Final = 4
 
 
@@ -152,7 +149,7 @@ def _qwen_linear(read: ConfigReader) -> list[Layer]:
     state = _gated_delta(read)
     sparse = (read.optional("num_experts") or 0) > 1
     step = read.optional("decoder_sparse_step") or 1
-    dense_only = set(read.get("mlp_only_layers", []))
+    dense_only = read.indices("mlp_only_layers")
     layers = []
     for index, kind in enumerate(kinds):
         routed = sparse and index not in dense_only and (index + 1) % step == 0
@@ -238,7 +235,7 @@ def _owns_indexer(read: ConfigReader, count: int) -> list[bool]:
     listed = read.listed("indexer_types", count, frozenset(("full", "shared")))
     if listed:
         return [entry == "full" for entry in listed]
-    pattern = read.get("index_topk_pattern")
+    pattern = read.entries("index_topk_pattern")
     if pattern:
         if len(pattern) != count:
             raise read.problem("index_topk_pattern", f"{len(pattern)} entries for {count} layers")
@@ -283,7 +280,7 @@ def _kimi_linear(read: ConfigReader) -> list[Layer]:
     count, hidden = _count(read), read.required("hidden_size")
     heads, width = inner.required("num_heads"), inner.required("head_dim")
     kernel = inner.optional("short_conv_kernel_size") or _GQA_CONV_KERNEL
-    full = set(inner.get("full_attn_layers", []))
+    full = inner.indices("full_attn_layers")
     if not full or not full <= set(range(1, count + 1)):
         raise read.problem("linear_attn_config.full_attn_layers", f"expected numbers 1 to {count}")
     wide = heads * width
@@ -319,11 +316,11 @@ def _kimi_linear(read: ConfigReader) -> list[Layer]:
 def _minimax(read: ConfigReader) -> list[Layer]:
     """MiniMax-Text-01, M1: seven layers of lightning attention, then one of softmax attention."""
     count, hidden = _count(read), read.required("hidden_size")
-    old = read.get("attn_type_list")
     kinds = read.listed("layer_types", count, _ATTENTION_OR_LINEAR)
-    if kinds is None and old is not None:
+    if kinds is None:
         listed = read.listed("attn_type_list", count, frozenset((0, 1)))
-        kinds = ["full_attention" if entry else "linear_attention" for entry in listed]
+        if listed is not None:
+            kinds = ["full_attention" if entry else "linear_attention" for entry in listed]
     if kinds is None:
         raise read.problem("layer_types", "the key is missing (or attn_type_list)")
     attention = _gqa(read)
@@ -356,8 +353,8 @@ _NEMOTRON_LETTERS: Final = MappingProxyType(
 
 def _nemotron_h(read: ConfigReader) -> list[Layer]:
     """Nemotron-H, Nemotron 3: each layer is one mixer or one MLP, named by a letter or a word."""
-    pattern = read.get("hybrid_override_pattern")
-    words = read.get("layers_block_type")
+    pattern = str(read.get("hybrid_override_pattern", ""))
+    words = read.entries("layers_block_type")
     if pattern:
         unknown = sorted(set(pattern) - set(_NEMOTRON_LETTERS))
         if unknown:
@@ -451,7 +448,7 @@ def _jamba(read: ConfigReader) -> list[Layer]:
 
 def _bamba(read: ConfigReader) -> list[Layer]:
     """Bamba: Mamba-2 with a few layers of attention; an MLP in every layer."""
-    listed = set(read.get("attn_layer_indices", []))
+    listed = read.indices("attn_layer_indices")
     heads = read.required("mamba_n_heads")
     inner = (read.optional("mamba_expand") or 2) * read.required("hidden_size")
     mamba = _mamba2(
@@ -590,7 +587,7 @@ def _lfm2(read: ConfigReader) -> list[Layer]:
 def _step3p5(read: ConfigReader) -> list[Layer]:
     """Step-3.5, Step-3.7: one full layer, then three short windows."""
     count = _count(read)
-    kinds = (read.get("layer_types") or [])[:count]
+    kinds = read.entries("layer_types")[:count]
     if len(kinds) != count:
         raise read.problem("layer_types", f"{len(kinds)} entries for {count} layers")
     window = read.required("sliding_window")

@@ -8,9 +8,11 @@ family, or a key. A tower whose rule is not known weighs, but encodes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+
+from emu.catalogue.reader import HfConfig
 
 _PATCHES: Final = {
     "qwen2_vl": 4,
@@ -54,7 +56,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers * (4 * self.hidden * self.hidden + 2 * self.hidden * self.ffn)
 
 
-def read_tower(config: Mapping[str, Any]) -> Tower | None:
+def read_tower(config: HfConfig) -> Tower | None:
     """The vision tower that a `config.json` describes; None without one, or without its widths."""
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):

@@ -150,12 +150,10 @@ class Feature:
     values: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Keys of [scheduler] that random worlds vary, each with its values."""
 
-    # --- configuration ------------------------------------------------------------------------
     def problems(self, config: Config) -> Iterable[Problem]:
         """What is wrong across keys, as far as it needs no catalogue."""
         return ()
 
-    # --- planning -----------------------------------------------------------------------------
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether replicas of this configuration, with this scheduler, have it."""
         raise NotImplementedError
@@ -227,7 +225,6 @@ class Feature:
         """Memory that the engine keeps for it on every rank, beside what it keeps anyway."""
         return 0
 
-    # --- building -----------------------------------------------------------------------------
     def pass_part(self, place: Place, config: Config) -> PassPart | None:
         """What it adds to the passes of a replica; None = they take as long as without it."""
         return None
@@ -240,7 +237,6 @@ class Feature:
         """What requests pass at the gateway because of it."""
         return None
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """What `emu validate` says of it, by name."""
         return {}
@@ -261,7 +257,6 @@ class Feature:
         as the table does."""
         return ("", "")
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

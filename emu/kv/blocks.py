@@ -86,7 +86,6 @@ class BlockPool:
         """Names given to blocks, where a watcher asks for them."""
         self.watcher: PoolWatcher | None = None
 
-    # --- finding ----------------------------------------------------------------------------
     def lookup(self, request: Request) -> Hit:
         """Walk the first (reached - 1) // block_size blocks to the first that is not here.
 
@@ -150,7 +149,6 @@ class BlockPool:
             wanted[found] = keys[found]
         return wanted
 
-    # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
         """Fresh blocks for the target, plus hit blocks that now leave the free list."""
         found = hit.npu_tokens // self.block_size
@@ -323,7 +321,6 @@ class BlockPool:
         if self.watcher is not None:
             self.watcher.cleared()
 
-    # --- inside -----------------------------------------------------------------------------
     def _touch(self, request: Request, hit: Hit) -> None:
         """The request holds the blocks that were found for it."""
         request.held = held = Held()
@@ -359,7 +356,6 @@ class BlockPool:
                     free.append(run)
         return free
 
-    # --- seeing -----------------------------------------------------------------------------
     def findable(self) -> frozenset[int]:
         """Keys that can be found."""
         return self._index.keys(self.block_size)

@@ -82,7 +82,6 @@ class GroupedPool:
         self._new_states: set[tuple[int, int]] = set()
         """Keys of states that this step makes: others can use them from the next step on."""
 
-    # --- finding ----------------------------------------------------------------------------
     def lookup(self, request: Request) -> Hit:
         """The longest prefix that all groups hold, below the request's reached length."""
         if not self.prefix_caching:
@@ -234,7 +233,6 @@ class GroupedPool:
             return False
         return self.need(request, slots, hit) <= self.blocks_free
 
-    # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
         """Free blocks that `grow` would consume.
 
@@ -337,7 +335,6 @@ class GroupedPool:
         """Block ids of each group, 0 for the null block; empty if it holds none."""
         return tuple(tuple(table) for table in self._tables.get(request.request_id, ()))
 
-    # --- inside -----------------------------------------------------------------------------
     def _tables_of(self, request: Request) -> list[list[int]]:
         tables = self._tables.get(request.request_id)
         if tables is None:
@@ -465,7 +462,6 @@ class GroupedPool:
                     self._free_last[number] = None
         self._free_first.extend(reversed(first))
 
-    # --- seeing -----------------------------------------------------------------------------
     def recount(self, holders: Sequence[Sequence[int]] = ()) -> list[str]:
         """Problems found by counting all references from scratch.
 

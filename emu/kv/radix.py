@@ -277,7 +277,6 @@ class RadixIndex:
             del parent.children[node.units[0]]
             node = parent
 
-    # --- inside -----------------------------------------------------------------------------
     def _path(self, chain: Chain, first: int) -> Node:
         """The node that ends where position `first` begins, or has it."""
         node = self._roots.get(chain.root)
@@ -332,7 +331,6 @@ class RadixIndex:
             upper.children[node.units[0]] = node
         return upper
 
-    # --- seeing -----------------------------------------------------------------------------
     def nodes(self) -> Iterator[tuple[str, list[int], Node]]:
         """Each node with its root and the units on the path to its end."""
         waiting: list[tuple[str, list[int], Node]]

@@ -28,7 +28,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Switches and constants of one engine; times in ns, memory in bytes."""
 
     name: str
-    # --- switches -------------------------------------------------------------------------------
+    # Switches.
     async_scheduling: bool = True
     """Step n+1 is scheduled and launched while step n runs."""
     graph_tokens_max: int = 512
@@ -40,12 +40,12 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How top-p is cut: a sort of the vocabulary, or one kernel from 8 rows on."""
     fused_all_reduce: bool = False
     """All-reduce, residual and norm are one kernel where the GPU has it (Hopper, Blackwell)."""
-    # --- GPU time of a step beside layers, logits and sampler -------------------------------------
+    # GPU time of a step beside layers, logits and sampler.
     step_ns: int
     """Copies of inputs, start of the graph, gathering of the rows that get logits."""
     graph_layer_ns: int = 0
     """Pauses between the kernels of a layer inside a graph."""
-    # --- what a server was found to take, on top of any backend (emu/latency/corrected.py) --------
+    # What a server was found to take, on top of any backend (emu/latency/corrected.py).
     weights_time: float = 1.0
     """Times that a step without history takes: weights, token-wise layers, logits."""
     context_time: float = 1.0
@@ -56,7 +56,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """More (or less) in each step; the same for each sequence and each prompt chunk."""
     added_sequence_ns: int = 0
     added_prompt_ns: int = 0
-    # --- host time of a step ----------------------------------------------------------------------
+    # Host time of a step.
     host_step_ns: int = 1_000_000
     host_sequence_ns: int = 8_000
     host_prompt_ns: int = 50_000
@@ -67,7 +67,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eager_call_ns: int = 80_000
     """`enforce_eager`: one module of a layer called from Python. Of published times of a token,
     20 to 23 ms where graphs took 5 to 13 (vllm-omni issue 7960: 24 and 28 dense layers, A800)."""
-    # --- sampler ----------------------------------------------------------------------------------
+    # Sampler.
     sampler_ns: int = 100_000
     """Top-p: kernels of any batch."""
     sort_ns_per_million: int = 125_000
@@ -78,7 +78,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     penalty_sequence_ns: int = 5_000
     penalty_logit_bytes: int = 60
     """Penalties: traffic of the count tables for each logit."""
-    # --- front end --------------------------------------------------------------------------------
+    # Front end.
     batch_wait_ns: int = 2_000_000
     """The tokenizer's thread waits so long for more prompts; it occupies no CPU."""
     intake_ns: int = 2_480_000
@@ -89,14 +89,14 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
-    # --- variation of steps, with `latency.jitter` (engine_steps.py) ------------------------------
+    # Variation of steps, with `latency.jitter` (engine_steps.py).
     jitter_step: float = 0.03
     """Standard deviation of a step's logarithm."""
     straggler_part: float = 0.002
     """Steps with a pause on top."""
     straggler_ns: int = 15_000_000
     """Its mean."""
-    # --- memory -----------------------------------------------------------------------------------
+    # Memory.
     context_bytes: int = 300 << 20
     """On the device beside what the allocator holds: modules, libraries, workspaces."""
     parallel_bytes: int = 500 << 20

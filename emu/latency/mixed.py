@@ -100,8 +100,6 @@ class MixedRooflineBackend(RooflineBackend):
         kernels = self.kernels
         return AttentionCost(plain, gpu, kernels.decodes, kernels.prompts, self._tp, kv_dtype)
 
-    # --- what depends on tokens only --------------------------------------------------------
-
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         terms = [
             (kind.count, self._layer_of_kind(tokens, number, kind.layer))
@@ -224,8 +222,6 @@ class MixedRooflineBackend(RooflineBackend):
     def _dtype_of(self, layer: Layer, part: str) -> str:
         return self.costs.plain if part in layer.unquantized else self.costs.linear
 
-    # --- what depends on sequences and context ----------------------------------------------
-
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count, context = sequences_of(shape)
         queries, seconds = count, 0.0
@@ -275,8 +271,6 @@ class MixedRooflineBackend(RooflineBackend):
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
         calls = sum(kind.count for kind in self._kinds if kind.attention is not None)
         return calls * self._launch_ns[1 if shape.prefill_new else 0]
-
-    # --- leaps --------------------------------------------------------------------------------
 
     def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
         """Ends of successive decode iterations, one by one, after one of `first_ns` (-1 = none)."""

@@ -161,8 +161,6 @@ class RooflineBackend:
             sends=not is_last and end > own.stop > start,
         )
 
-    # --- what depends on tokens or rows only ----------------------------------------------------
-
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         """What T tokens cost on a stage: how often, and what."""
         costs = self.costs
@@ -243,8 +241,6 @@ class RooflineBackend:
                 cost = cost._replace(sampler=self.engine.sampler.gpu_ns(max(1, rows)))
             found = self._heads[rows] = (cost, sum(cost))
         return found
-
-    # --- attention over context -----------------------------------------------------------------
 
     def _decode_line(self, count: int) -> _Line:
         """Decode attention of a layer for so many sequences, in fixed point."""
@@ -338,8 +334,6 @@ class RooflineBackend:
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
         return min(shape.layers, left) if shape.layers >= 0 else left
-
-    # --- the protocol ---------------------------------------------------------------------------
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage; host time is counted on the first, the head on the last."""

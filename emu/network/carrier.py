@@ -303,7 +303,6 @@ class Carrier:
             self.watch()
         return carried
 
-    # --- faults -------------------------------------------------------------------------------
     def _is_doomed(self, carried: Carried, fate: Fate) -> bool:
         """The transfer never begins: its owner hears of it at once, or after the timeout."""
         now_ns = self.kernel.now_ns

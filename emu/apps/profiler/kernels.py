@@ -123,7 +123,6 @@ class Kernels:
         logits = self._values(count, self.shapes.whole_vocab)
         return lambda: logits.float().argmax(dim=-1)
 
-    # --- attention ----------------------------------------------------------------------------
     def kv_tokens(self, point: AttentionPoint) -> int:
         """Tokens of KV that a point reads."""
         chunk, history, decodes, context = point

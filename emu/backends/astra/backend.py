@@ -100,7 +100,6 @@ class AstraBackend:
         self._measured: dict[str, tuple[int, ...]] = {}
         """What a program without a store has said in this run."""
 
-    # --- graphs -----------------------------------------------------------------------------
     def trace(self, shape: BatchShape) -> Trace:
         """The rows of an iteration."""
         return self._generator.trace(shape)
@@ -115,7 +114,6 @@ class AstraBackend:
             graphs += convert(trace, first, self._num_npus, named=named, quirks=quirks)
         return graphs
 
-    # --- cycles -----------------------------------------------------------------------------
     def _stages(self, ends: Sequence[int] | Mapping[int, int], stages: int) -> tuple[int, ...]:
         """Duration of each stage from the ends of its NPUs (any member's)."""
         per_stage = self._num_npus // stages
@@ -177,7 +175,6 @@ class AstraBackend:
     def _host(self, shape: BatchShape) -> int:
         return self._host_ns(shape) if self._host_ns is not None else 0
 
-    # --- the protocol -----------------------------------------------------------------------
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
         return max(1, sum(self._cycles(shape)) + self._host(shape))

@@ -100,7 +100,6 @@ class AstraClient:
         self._previous = ""
         self._awaits_answer = False
 
-    # --- reports ----------------------------------------------------------------------------
     async def report(self) -> Report:
         """The next report. Raises RunError when none comes."""
         assert not self._awaits_answer, "the last report has not been answered"
@@ -134,7 +133,6 @@ class AstraClient:
         except _Ended:
             raise await self._ended() from None
 
-    # --- answers ----------------------------------------------------------------------------
     async def give(self, prefix: Path) -> None:
         """Graphs for the NPU that asked (and, from a start NPU, for those it manages)."""
         await self._say(str(prefix))
@@ -186,7 +184,6 @@ class AstraClient:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise await self._ended() from None
 
-    # --- errors -----------------------------------------------------------------------------
     async def _wait(self) -> int:
         try:
             with anyio.fail_after(self._timeout_s):

@@ -122,7 +122,6 @@ class Executor:
         self._trees: set[tuple[int, int]] = set()
         """(rank, dimension) whose next tree is the mirrored one."""
 
-    # --- outside ----------------------------------------------------------------------------
     def load(self, graph: Graph) -> None:
         """Give an NPU its next graph: it starts now, or when those before it have ended."""
         npu = self._npus[graph.npu]
@@ -201,7 +200,6 @@ class Executor:
             )
         return lines
 
-    # --- one NPU ----------------------------------------------------------------------------
     def _start(self, npu: _Npu, graph: Graph) -> None:
         program = _prepare(graph)
         npu.program = program
@@ -287,7 +285,6 @@ class Executor:
         heapq.heappush(self._events, (due_ns, self._order, npu, position))
         self._order += 1
 
-    # --- messages ---------------------------------------------------------------------------
     def _post(self, npu: _Npu, position: int, node: Node) -> None:
         key = (node.tag, node.source, node.destination, node.size_bytes)
         if self._landed.get(key):
@@ -305,7 +302,6 @@ class Executor:
         else:
             self._landed[key] = self._landed.get(key, 0) + 1
 
-    # --- collectives ------------------------------------------------------------------------
     def _group(self, npu: int, involved: tuple[bool, ...] | None) -> tuple[int, ...]:
         key = (npu, involved)
         group = self._groups.get(key)

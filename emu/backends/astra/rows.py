@@ -98,7 +98,6 @@ class TraceGenerator:
         self._mlp = [*sections["mlp_moe" if self._is_moe else "mlp_dense"]]
         self._sizes = _Sizes(setup)
 
-    # --- traces -----------------------------------------------------------------------------
     def trace(
         self, shape: BatchShape, *, recall_bytes: int = 0, members: Sequence[Member] = ()
     ) -> Trace:

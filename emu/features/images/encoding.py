@@ -192,7 +192,6 @@ class EncoderCache(Part):
             problems.append("the images that can be evicted are not those without a reference")
         return problems
 
-    # --- inside -----------------------------------------------------------------------------
     def _mine(self, request: Request) -> dict[int, None]:
         held = self._held.get(request.request_id)
         if held is None:

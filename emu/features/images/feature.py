@@ -194,7 +194,6 @@ class Images(Feature):
             latency_ns=round(first.node.nic_latency_us * 1000),
         )
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """What images take."""
         tower = place.model.tower
@@ -241,7 +240,6 @@ class Images(Feature):
         text = f"{figures['encoded']:,} encoded in {number(figures['encoder_s'])} s of GPU time"
         return "Images", f"{text}, {figures['cache_hits']:,} found in the cache"
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

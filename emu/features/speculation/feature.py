@@ -145,7 +145,6 @@ class Speculative(Feature):
         """Which drafts are accepted; the seed of the run decides."""
         return Speculation(_table(place.scheduler), config.seed)
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """Drafts, what they add, and what they bring."""
         table, draft = _table(place.scheduler), place.draft
@@ -201,7 +200,6 @@ class Speculative(Feature):
         accepted, length = figures["acceptance_rate"], figures["mean_acceptance_length"]
         return "Drafts", f"{accepted:.1%} accepted, {number(length)} tokens a step, {pays}"
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

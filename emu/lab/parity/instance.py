@@ -153,7 +153,6 @@ class Instance:
         self.recomputed_tokens = 0
         self._next_id = 0
 
-    # --- batches ----------------------------------------------------------------------------
     def form(self, now_ns: int, npu: int) -> Flight | None:
         """Ask the scheduler for the next batch; the NPU that asked has claimed it."""
         batch = self.scheduler.schedule(now_ns)
@@ -231,7 +230,6 @@ class Instance:
             return flight
         return None
 
-    # --- graphs -----------------------------------------------------------------------------
     def trace(self, flight: Flight) -> Trace:
         """The rows of a batch."""
         if self.options.sub_batches and len(flight.members) > 1:

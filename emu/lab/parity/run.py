@@ -109,7 +109,6 @@ class ParityRun:
         self._finished: set[int] = set()
         self._prefills_are_done = False
 
-    # --- workload ---------------------------------------------------------------------------
     def _read(self, lines: Sequence[Line]) -> None:
         next_id = 0
         for line in lines:
@@ -162,7 +161,6 @@ class ParityRun:
                     del self._sessions[session.first_id]
                 return
 
-    # --- routing ----------------------------------------------------------------------------
     def _choose(self, role: str, candidates: Sequence[Instance]) -> Instance:
         """Least load from a rotating start: the first strictly smaller score wins."""
         start, count = self._turn[role], len(candidates)
@@ -209,7 +207,6 @@ class ParityRun:
             )
         instance.scheduler.activate([request], now_ns)
 
-    # --- polls ------------------------------------------------------------------------------
     def next_ns(self, now_ns: int) -> int:
         """The next arrival, for runs without the idle grid."""
         return max(now_ns + 1, self._pending[0][0]) if self._pending else -1
@@ -299,7 +296,6 @@ class ParityRun:
             return self._enter_wave(instance, instance.form_dummy(npu))
         return None
 
-    # --- data-parallel groups -----------------------------------------------------------------
     def _members(self, group: str) -> list[Instance]:
         return [i for i in self.instances if i.replica.group == group]
 
@@ -325,7 +321,6 @@ class ParityRun:
                 self._released[index] = graphs
         return graphs
 
-    # --- the end ----------------------------------------------------------------------------
     def _is_empty(self, instance: Instance) -> bool:
         scheduler = instance.scheduler
         return not (scheduler.waiting_count or scheduler.running_count or instance.flights)
