@@ -19,6 +19,7 @@ from emu.config.schema import (
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.context import (
     LatencyContext,
@@ -304,17 +305,16 @@ class SharedBackends:
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
         known = [backend for made in self._known.values() for _, backend in made]
-        backends = [getattr(backend, "inner", backend) for backend in known]
-        closing = [b for b in backends if b.foreign and hasattr(b, "aclose")]
+        closing = [close for one in known if (close := abilities_of(one).aclose) is not None]
         if not closing:
             return None
         import anyio
 
         problem: RunError | None = None
         with anyio.CancelScope(shield=True):
-            for backend in closing:
+            for close in closing:
                 try:
-                    await backend.aclose()
+                    await close()
                 except RunError as raised:
                     problem = problem or raised
         return problem

@@ -34,6 +34,7 @@ from emu.config.schema import AutoscaleTable
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.tiers import LowerTier, chunk_tokens_for
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
@@ -556,7 +557,7 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, s
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
         backend = replica.latency
         # A real process is not asked before the run, and stored counts know only its batches.
-        if backend.foreign or getattr(backend, "replays", False):
+        if backend.foreign or abilities_of(backend).replays:
             prefill = 10_000.0
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)

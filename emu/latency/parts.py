@@ -7,9 +7,9 @@ feature (`BatchShape.works`), the pricer what that takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import BatchShape, LatencyBackend, stepped_decode_run
 
 if TYPE_CHECKING:
@@ -34,13 +34,16 @@ class AddedBackend:
     """Implements `LatencyBackend` for a replica with a feature, on one stage."""
 
     foreign = False
-    monotone_decode = False
 
     def __init__(self, inner: LatencyBackend, pricer: Pricer) -> None:
         self.inner = inner
         self.name = inner.name
         self.pricer = pricer
-        self.first_use_ns: Sequence[Any] = getattr(inner, "first_use_ns", ())
+
+    def abilities(self) -> Abilities:
+        """What does not depend on how long an iteration takes."""
+        inner = abilities_of(self.inner)
+        return Abilities(first_use_ns=inner.first_use_ns, beyond=inner.beyond, aclose=inner.aclose)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """The iteration without the feature, and what it adds."""

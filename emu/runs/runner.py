@@ -41,6 +41,7 @@ from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, 
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
 from emu.kernel.life import completed
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.exits import held, sent_to
@@ -355,7 +356,7 @@ def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> li
     """Where iterations may be larger than what was profiled; each once."""
     found: dict[str, None] = {}
     for latency, table in pairs:
-        beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
+        beyond = abilities_of(latency).beyond
         if beyond is not None:
             found[beyond(table.tokens_max, table.requests_max)] = None
     return [warning for warning in found if warning]

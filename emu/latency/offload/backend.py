@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import COMPONENTS, BatchShape, LatencyBackend, stepped_decode_run
-from emu.latency.moe_gate import Routing
 from emu.latency.offload.interleaving import HalfCosts, half_costs, interleaved_ns, split_shape
 from emu.latency.offload.pim import PimAttention
 from emu.latency.offload.weights import RowTime, WeightLoads
@@ -37,10 +37,15 @@ class OffloadedBackend:
         assert not inner.foreign
         self.name = inner.name
         self.inner = inner
+        self._able = abilities_of(inner)
         self.loads = loads
         self.pim = pim
         self._layers = layers
         self._interleaves = interleaves
+
+    def abilities(self) -> Abilities:
+        """What does not depend on how long an iteration takes."""
+        return Abilities(expert_loads=self._able.expert_loads, beyond=self._able.beyond)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration in ns, all stages."""
@@ -70,11 +75,6 @@ class OffloadedBackend:
         parts["attention_decode"] += self._attention_change_ns(shape)
         parts["memory"] += self.iteration_ns(shape) - sum(parts.values())
         return parts
-
-    def expert_loads(self, shape: BatchShape) -> Routing | None:
-        """The backend's loads."""
-        found: Routing | None = self.inner.expert_loads(shape)  # type: ignore[attr-defined]
-        return found
 
     def _attention_change_ns(self, shape: BatchShape) -> int:
         if self.pim is None or not shape.decode_count:
@@ -106,11 +106,8 @@ class OffloadedBackend:
         return half_costs(rows, in_memory=in_memory, on_gpu=on_gpu)
 
     def _rows(self, shape: BatchShape) -> list[RowTime]:
-        if shape.start_layer == 0 and shape.layers < 0:
-            exact = getattr(self.inner, "rows_ns", None)
-            if exact is not None:
-                rows: list[RowTime] = exact(shape)
-                return rows
+        if shape.start_layer == 0 and shape.layers < 0 and self._able.rows_ns is not None:
+            return self._able.rows_ns(shape)
         parts = self.inner.components_ns(shape)
         outer = {"embedding": parts.get("embedding", 0), "lm_head": parts.get("lm_head", 0)}
         head_ns = parts.get("sampler", 0)
