@@ -21,13 +21,10 @@ from emu.config.schema import (
 from emu.errors import InputError, PluginError, RunError
 from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.context import (
-    LatencyContext,
-    collectives,
-    engine_steps,
-    make_roofline,
-)
+from emu.latency.collectives import collectives
+from emu.latency.context import LatencyContext
 from emu.latency.host_costs import HostCosts, host_costs
+from emu.latency.make_roofline import engine_steps, make_roofline
 from emu.plugins import make_plugin
 from emu.policy import shown
 
@@ -44,7 +41,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     """
     inner = _corrected(_named(context), context)
     for part in context.parts:
-        from emu.latency.parts import AddedBackend  # most replicas have none
+        from emu.latency.added import AddedBackend  # most replicas have none
 
         inner = AddedBackend(inner, part.pricer(context))
     if context.parts:

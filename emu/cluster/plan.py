@@ -40,7 +40,8 @@ from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
-from emu.latency.context import LatencyContext, PlainKernels, check_collectives
+from emu.latency.collectives import check_collectives
+from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology

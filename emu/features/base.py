@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from msgspec.structs import asdict
+
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
@@ -186,9 +188,9 @@ class Feature:
         """Refuse keys of a feature that is off."""
         for table, keys in self.keys if self.switch else ():
             if isinstance(scheduler, table):
-                given, default = keys_of(scheduler, keys), keys()
+                given, default = asdict(keys_of(scheduler, keys)), asdict(keys())
                 for name in keys.__struct_fields__:
-                    if getattr(given, name) != getattr(default, name):
+                    if given[name] != default[name]:
                         problem = f"means nothing without {self.switch}"
                         raise InputError(source, None, f"scheduler.{name}", problem)
 

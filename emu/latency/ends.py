@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from types import FunctionType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mypy_extensions import i64
@@ -35,7 +36,7 @@ def unpacked(ends: Ends) -> NDArray[np.int64]:
     return np.frombuffer(ends, dtype=np.int64)
 
 
-IS_COMPILED: Final = not hasattr(unpacked, "__code__")
+IS_COMPILED: Final = not isinstance(unpacked, FunctionType)
 LOOP_MAX: Final = 512 if IS_COMPILED else 24
 """Up to so many steps a loop is faster than numpy: 0.1 us a step, half of that compiled."""
 

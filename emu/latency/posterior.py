@@ -144,7 +144,8 @@ def _priors() -> _PriorFile:
 
 def plain_values_of(engine: EngineModel) -> list[float]:
     """The engine's values of `PARAMETERS`."""
-    return [float(getattr(engine, name)) for name in NAMES]
+    fields = msgspec.structs.asdict(engine)
+    return [float(fields[name]) for name in NAMES]
 
 
 def values_of(engine: EngineModel) -> Floats:

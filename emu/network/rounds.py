@@ -19,7 +19,7 @@ from emu.network.dimensions import NetworkDim, rank_count
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = str
 """A name of `ALGORITHMS`; those with `direct` may have a window behind them."""
-KINDS: Final[tuple[str, ...]] = get_args(Kind)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 class Parsed(NamedTuple):

@@ -12,8 +12,8 @@ from emu.features.speculation.acceptance import Speculation, conditional_rates, 
 from emu.features.speculation.drafters import DraftPlan, DraftPricer, stops_paying_at
 from emu.features.speculation.keys import SpeculativeTable, TenantAcceptance
 from emu.kv.groups import KvGroup, KvLayout
+from emu.latency.added import AddedBackend
 from emu.latency.linear import LinearBackend
-from emu.latency.parts import AddedBackend
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

@@ -28,7 +28,8 @@ from emu.config.schema import AstraTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.coefficients import scaled
-from emu.latency.context import LatencyContext, collective_system, link_dims
+from emu.latency.collectives import collective_system, link_dims
+from emu.latency.context import LatencyContext
 from emu.latency.host_costs import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name

@@ -30,7 +30,7 @@ from emu.backends.astra.layer_times import counts
 from emu.backends.astra.memories import Memories
 from emu.backends.astra.rows import TraceGenerator
 from emu.backends.astra.trace import Marker, Row
-from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.base import BatchShape
 from emu.network.rounds import (
     CollectiveSystem,
 )
@@ -76,12 +76,7 @@ class Chain:
     def run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same for each of so many decode iterations in a row."""
         fixed = self._without_attention(shape)
-        run = getattr(self._generator.times, "attention_run_ns", None)
-        if run is not None:
-            attention: NDArray[np.int64] = run(shape, steps)
-        else:
-            each = (next_decode_shape(shape, step) for step in range(steps))
-            attention = np.array([self._attention_ns(one) for one in each], dtype=np.int64)
+        attention = self._generator.times.attention_run_ns(shape, steps)
         ends: NDArray[np.int64] = fixed + self._layers * attention
         return ends
 

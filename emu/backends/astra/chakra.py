@@ -23,7 +23,7 @@ _SCALAR_NAMES: Final = (
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
 _SCALARS: Final = {
-    name: getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{name.upper()}")
+    name: descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}")
     for name in _SCALAR_NAMES
 }
 _FIELD: Final = re.compile(r"(repeated\s+)?(\w+)\s+(\w+)\s*=\s*(\d+)\s*;")

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from emu.errors import InputError
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.profile.bundle import Bundle
 
 
@@ -27,6 +30,10 @@ class LayerTimes(Protocol):
 
     def attention_ns(self, shape: BatchShape) -> int:
         """The attention of one layer; 0 if the batch has nothing for it."""
+        ...
+
+    def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """The same for each of so many decode iterations in a row."""
         ...
 
     def expert_ns(self, tokens: int, activated: int, batch_tokens: int) -> int:
@@ -90,6 +97,11 @@ class BundleTimes:
         if at_longest <= at_mean:
             return at_mean
         return max(1, round(at_mean + alpha * (at_longest - at_mean)))
+
+    def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """One look-up after another."""
+        each = (next_decode_shape(shape, step) for step in range(steps))
+        return np.array([self.attention_ns(one) for one in each], dtype=np.int64)
 
     def expert_ns(self, tokens: int, activated: int, batch_tokens: int) -> int:
         """The expert table. Raises InputError if the bundle has none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -236,8 +236,7 @@ def read_cluster_file(path: Path, types: Mapping[str, str]) -> ClusterFile:
             instances.append(Placed(n, field, instance, model, shape))
     _check_groups(source, instances)
     dims = _network_dims(instances)
-    for key in ("link_bw", "link_latency"):
-        value = getattr(cluster, key)
+    for key, value in (("link_bw", cluster.link_bw), ("link_latency", cluster.link_latency)):
         if isinstance(value, list) and len(value) != len(dims):
             problem = f"{len(value)} values for {len(dims)} network dimensions {list(dims)}"
             raise InputError(source, None, key, problem)
@@ -250,9 +249,10 @@ def _of_first_format(source: str, field: str, instance: Instance) -> Instance:
     Raises InputError where one degree is said in both formats, or where groups are unequal.
     """
     pairs = (("npu_num", ("num_npus", "tp_size")), ("npu_group", ("pp_size",)))
+    said = msgspec.structs.asdict(instance)
     for old, later in pairs:
-        both = [key for key in later if getattr(instance, key) is not None]
-        if getattr(instance, old) is not None and both:
+        both = [key for key in later if said[key] is not None]
+        if said[old] is not None and both:
             problem = f"the first format's key beside {both[0]} of the later one"
             raise InputError(source, None, f"{field}.{old}", problem)
     npus, groups = instance.npu_num, instance.npu_group
@@ -269,10 +269,11 @@ def _of_first_format(source: str, field: str, instance: Instance) -> Instance:
 def _typed(instance: Instance, model: ModelSpec, types: Mapping[str, str]) -> Instance:
     """The instance with the caller's types where neither it nor its model says the same."""
     known = {"dtype": model.dtype, "kv_cache_dtype": "auto"}
+    said = msgspec.structs.asdict(instance)
     given = {
         key: types[key]
         for key, default in known.items()
-        if getattr(instance, key) is None and types.get(key, "auto") not in ("auto", default)
+        if said[key] is None and types.get(key, "auto") not in ("auto", default)
     }
     return msgspec.structs.replace(instance, **given)
 
@@ -293,7 +294,7 @@ def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
     return cluster, list(_unknown_keys(msgspec.json.decode(data), msgspec.to_builtins(cluster)))
 
 
-def _unknown_keys(raw: Any, known: Any, where: str = "") -> Iterator[str]:
+def _unknown_keys(raw: object, known: object, where: str = "") -> Iterator[str]:
     """Keys of the file that have no meaning: those that what was read does not have."""
     if isinstance(raw, list) and isinstance(known, list):
         for index, (value, read) in enumerate(zip(raw, known, strict=True)):

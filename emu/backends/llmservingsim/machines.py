@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from emu.backends.llmservingsim.cluster_file import ClusterFile, Instance
 from emu.backends.llmservingsim.toml_text import toml_line
@@ -11,7 +10,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 
 
-def gpu_kinds(file: ClusterFile) -> list[dict[str, Any]]:
+def gpu_kinds(file: ClusterFile) -> list[dict[str, object]]:
     """The inline table of each instance's GPU: memory from the file, the rest of the catalogue."""
     kinds = []
     for placed in file.instances:
@@ -20,7 +19,7 @@ def gpu_kinds(file: ClusterFile) -> list[dict[str, Any]]:
     return kinds
 
 
-def _gpu_table(instance: Instance, spec: GpuSpec) -> dict[str, Any]:
+def _gpu_table(instance: Instance, spec: GpuSpec) -> dict[str, object]:
     return {
         "name": instance.hardware,
         "memory_gib": instance.npu_mem.mem_size,
@@ -33,7 +32,7 @@ def _gpu_table(instance: Instance, spec: GpuSpec) -> dict[str, Any]:
 
 
 def node_tables(
-    file: ClusterFile, kinds: Sequence[dict[str, Any]]
+    file: ClusterFile, kinds: Sequence[dict[str, object]]
 ) -> tuple[list[str], list[list[int]]]:
     """([[nodes]] tables, GPU indices of every instance).
 
@@ -44,7 +43,7 @@ def node_tables(
     next_gpu = 0
     for n in range(len(file.cluster.nodes)):
         here = [i for i, placed in enumerate(file.instances) if placed.node == n]
-        parts: list[tuple[dict[str, Any], list[int]]] = []
+        parts: list[tuple[dict[str, object], list[int]]] = []
         for i in here:
             same = next((members for kind, members in parts if kind == kinds[i]), None)
             if same is None:
@@ -70,7 +69,7 @@ def node_tables(
 
 
 def _node_lines(
-    file: ClusterFile, n: int, kind: dict[str, Any], gpus: int, parts: int
+    file: ClusterFile, n: int, kind: dict[str, object], gpus: int, parts: int
 ) -> Iterator[str]:
     cluster, node = file.cluster, file.cluster.nodes[n]
     if parts > 1:
@@ -95,7 +94,7 @@ def _node_lines(
 
 def _links(file: ClusterFile) -> Iterator[str]:
     """One figure for all links, or one for each dimension: the first within, the last between."""
-    rates, latencies = _per_dim(file, "link_bw"), _per_dim(file, "link_latency")
+    rates, latencies = _per_dim(file.cluster.link_bw), _per_dim(file.cluster.link_latency)
     inner, outer = rates[0], rates[-1]
     yield toml_line("nvlink_gbps", _gbps(inner), f"link_bw {inner:g} GB/s of 2^30 bytes")
     yield toml_line("nvlink_latency_ns", round(latencies[0]), "link_latency")
@@ -112,6 +111,5 @@ def _gbps(link_bw: float) -> float:
     return link_bw * 8 * 2**30 / 1e9
 
 
-def _per_dim(file: ClusterFile, key: str) -> list[float]:
-    value = getattr(file.cluster, key)
+def _per_dim(value: float | list[float]) -> list[float]:
     return list(value) if isinstance(value, list) else [value]

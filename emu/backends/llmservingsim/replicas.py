@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -76,7 +76,7 @@ def _replica_lines(
     scheduler = _scheduler_overrides(placed)
     if scheduler:
         yield toml_line("scheduler", scheduler)
-    model: dict[str, Any] = {}
+    model: dict[str, object] = {}
     if instance.model_name != file.instances[0].instance.model_name:
         model["name"] = instance.model_name
     if instance.dtype is not None:
@@ -85,7 +85,7 @@ def _replica_lines(
         model["kv_cache_dtype"] = instance.kv_cache_dtype
     if model:
         yield toml_line("model", model)
-    latency: dict[str, Any] = {}
+    latency: dict[str, object] = {}
     if not everywhere and profiles is not None and has_bundle(placed, profiles):
         latency = {"backend": "profile", "path": str(profiles)}
     if instance.enable_attn_offloading:
@@ -97,13 +97,13 @@ def _replica_lines(
     yield from _left_behind(placed)
 
 
-def _scheduler_overrides(placed: Placed) -> dict[str, Any]:
+def _scheduler_overrides(placed: Placed) -> dict[str, object]:
     instance = placed.instance
-    keys: dict[str, Any] = {}
+    keys: dict[str, object] = {}
+    said = msgspec.structs.asdict(instance)
     for theirs, ours in _SCHEDULER_KEYS.items():
-        value = getattr(instance, theirs)
-        if value is not None:
-            keys[ours] = value
+        if said[theirs] is not None:
+            keys[ours] = said[theirs]
     # Zero stands for "no limit": as many tokens as a sequence can have.
     if keys.get("max_num_batched_tokens") == 0:
         keys["max_num_batched_tokens"] = placed.model.max_position
@@ -114,17 +114,17 @@ def _scheduler_overrides(placed: Placed) -> dict[str, Any]:
     return keys
 
 
-def _placement(instance: Instance) -> dict[str, Any]:
+def _placement(instance: Instance) -> dict[str, object]:
     """Where weights are, if any are not on the GPU."""
     placement = instance.placement
-    local = {"local_loads": True} if instance.enable_local_offloading else {}
+    local: dict[str, object] = {"local_loads": True} if instance.enable_local_offloading else {}
     if placement is None or not placement.devices:
         return local
 
     def device(name: str) -> str:
         return "gpu" if name == "npu" else name
 
-    keys: dict[str, Any] = {"weights": device(placement.default.weights)}
+    keys: dict[str, object] = {"weights": device(placement.default.weights)}
     if placement.blocks:
         keys["blocks"] = [
             {"layers": rule.blocks, "weights": device(rule.weights)} for rule in placement.blocks

@@ -34,8 +34,8 @@ from emu.features.modes import (
     Conflict,
     Seat,
 )
+from emu.latency.added import pricer_of
 from emu.latency.context import PassPart
-from emu.latency.parts import pricer_of
 from emu.rng import rng_stream
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, gbps_to_bytes_per_s

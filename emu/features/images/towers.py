@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -13,16 +13,13 @@ from emu.catalogue.model import ModelSpec
 from emu.features.images.encoding import ImageWork
 from emu.latency.base import BatchShape
 from emu.latency.coefficients import Kernels
-from emu.latency.context import LatencyContext, engine_collectives
+from emu.latency.collectives import engine_collectives
+from emu.latency.context import LatencyContext
 from emu.latency.kernels.attention import AttentionCost
 from emu.latency.kernels.machine import CollectiveNs
 from emu.latency.kernels.operations import Ops
 from emu.latency.layer_costs import LayerCosts
 from emu.units import NS_PER_S, ceil_div
-
-if TYPE_CHECKING:
-    pass
-
 
 _KERNELS_PER_LAYER: Final = 10
 """Two norms, four products, rotary, attention, activation, the residuals."""

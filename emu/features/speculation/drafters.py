@@ -12,9 +12,10 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import RooflineTable
 from emu.errors import InputError
 from emu.features.speculation.keys import KEY, SpeculativeTable
+from emu.latency.added import Pricer
 from emu.latency.base import BatchShape, LatencyBackend, Verify
-from emu.latency.context import LatencyContext, make_roofline
-from emu.latency.parts import Pricer
+from emu.latency.context import LatencyContext
+from emu.latency.make_roofline import make_roofline
 from emu.latency.roofline import RooflineBackend
 from emu.units import NS_PER_S, ceil_div
 

@@ -44,9 +44,9 @@ from emu.features.speculation.acceptance import (
 )
 from emu.features.speculation.drafters import DraftPart, DraftPricer, draft_of, stops_paying_at
 from emu.features.speculation.keys import KEY, Keys, SpeculativeTable, check_keys
+from emu.latency.added import AddedBackend
 from emu.latency.base import LatencyBackend
 from emu.latency.context import PassPart
-from emu.latency.parts import AddedBackend
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
 if TYPE_CHECKING:

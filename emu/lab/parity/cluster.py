@@ -277,8 +277,12 @@ def _check_groups(replicas: list[ParityReplica], source: str) -> None:
             raise InputError(source, None, "pp_size", problem)
     for name, members in groups.items():
         first = members[0]
-        for key, own in (("tp_size", "tensor"), ("pp_size", "pipeline"), ("ep_size", "expert")):
-            if len({getattr(member, own) for member in members}) > 1:
+        for key, degrees in (
+            ("tp_size", {member.tensor for member in members}),
+            ("pp_size", {member.pipeline for member in members}),
+            ("ep_size", {member.expert for member in members}),
+        ):
+            if len(degrees) > 1:
                 raise InputError(source, None, key, f"differs within dp_group {name!r}")
         if first.spec.experts and (
             first.expert % len(members) or first.expert // len(members) > first.tensor

@@ -81,9 +81,10 @@ class DramFile:
         self._parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
         try:
             self._parser.read_string(path.read_text(encoding="utf-8"), source=self._source)
-        except (OSError, UnicodeDecodeError) as error:
-            problem = getattr(error, "strerror", None) or str(error)
-            raise InputError(self._source, None, "", problem) from None
+        except OSError as error:
+            raise InputError(self._source, None, "", error.strerror or str(error)) from None
+        except UnicodeDecodeError as error:
+            raise InputError(self._source, None, "", str(error)) from None
         except configparser.Error as error:
             raise InputError(self._source, None, "", str(error).splitlines()[0]) from None
 

@@ -77,7 +77,8 @@ class Placement:
             where = f"{key}.placement.blocks.{index}.layers"
             for layer in parse_layers(rule.layers, layers, source, where):
                 self.by_layer[layer] = rule.weights
-        self.by_name = {name: device for name in ROWS if (device := getattr(table.tensors, name))}
+        named = msgspec.structs.asdict(table.tensors)
+        self.by_name: dict[str, str] = {name: named[name] for name in ROWS if named[name]}
 
     def of(self, name: str, layer: int) -> str:
         """Device of a row's weights: `gpu`, `cpu` or `cxl:N`."""

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.base import BatchShape
-from emu.latency.profile.tables import AttentionTable, DecodeTimes, SkewTable
+from emu.latency.profile.skew import SkewTable
+from emu.latency.profile.tables import AttentionTable, DecodeTimes
 
 _TAIL_QUARTERS: Final = 3
 """Exposed part of the longest decode's time beyond the mean one's, in quarters."""

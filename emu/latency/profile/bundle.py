@@ -22,15 +22,8 @@ import msgspec
 
 from emu.errors import InputError
 from emu.latency.profile.csv_table import COUNT, NUMBER, TEXT, TIME_US, read_csv, read_header
-from emu.latency.profile.tables import (
-    OLD_SKEW_AXES,
-    SKEW_AXES,
-    AttentionTable,
-    Curve,
-    ExpertTable,
-    SkewAxes,
-    SkewTable,
-)
+from emu.latency.profile.skew import OLD_SKEW_AXES, SKEW_AXES, SkewAxes, SkewTable
+from emu.latency.profile.tables import AttentionTable, Curve, ExpertTable
 from emu.latency.profile.yaml_file import YamlFile
 
 SECTIONS: Final = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
