@@ -87,7 +87,7 @@ GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
 
 
 def percent(emulated: float, measured: float) -> float:
-    """The error of a figure, per cent."""
+    """The error of a figure that was `measured` in the unit of `emulated`, per cent."""
     return 100 * (emulated / measured - 1)
 
 
