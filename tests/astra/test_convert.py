@@ -1,5 +1,6 @@
 """Traces and graphs: text form, node counts, sizes, dependencies."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +45,9 @@ class Times:
 
     def attention_ns(self, shape):
         return 1_000
+
+    def attention_run_ns(self, shape, steps):
+        return np.full(steps, 1_000, dtype=np.int64)
 
     def expert_ns(self, tokens, activated, batch_tokens):
         return 5_000

@@ -1,12 +1,12 @@
 """Look-up tables of measured layer times: pure numbers, no files.
 
 Owns the interpolation rules of the profile backend (LLMServingSim 2.0): 1-D curves, the 4-D
-attention grid, the skew correction and the 2-D expert table.
+attention grid and the 2-D expert table (the skew correction is in `skew.py`).
 All times are integer nanoseconds, interpolation is linear on raw values in float64, and results
 are truncated, so the order of operations is part of the contract: scalar and vectorized paths
 perform the same float operations in the same order and agree bit by bit.
 
-Does not know layers, models or batches (`profile.py`), nor files (`profile_bundle.py`).
+Does not know layers, models or batches (`backend.py`), nor files (`bundle.py`).
 """
 
 from __future__ import annotations
