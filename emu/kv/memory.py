@@ -100,27 +100,12 @@ def engine_plan(
         per_token += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
         whole_token += draft.kv_bytes_token(kv_dtype)
     if weights > memory_bytes:
-        raise InputError(
-            source,
-            None,
-            "weights",
+        problem = (
             f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs, which have "
-            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
+            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel"
         )
-    left = usable_bytes - weights - reserve_bytes - slot_bytes
-    block_bytes = block_bytes or per_token * block_size
-    num_blocks = left // block_bytes
-    if num_blocks < 1:
-        raise InputError(
-            source,
-            None,
-            "KV cache",
-            f"no block fits: {usable_bytes / GIB:.1f} GiB usable on each GPU, {weights / GIB:.1f} "
-            f"GiB of weights, {reserve_bytes / GIB:.1f} GiB kept by the engine, "
-            f"{block_bytes} bytes for a block of {block_size} tokens; "
-            "raise scheduler.gpu_memory_utilization or the parallel degrees",
-        )
-    return MemoryPlan(
+        raise InputError(source, None, "weights", problem)
+    plan = MemoryPlan(
         rule="engine",
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
@@ -129,12 +114,28 @@ def engine_plan(
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
-        kv_bytes_block_rank=block_bytes,
-        kv_bytes_rank=left,
+        kv_bytes_block_rank=block_bytes or per_token * block_size,
+        kv_bytes_rank=usable_bytes - weights - reserve_bytes - slot_bytes,
         reserve_bytes=reserve_bytes,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=0,
     )
+    return _with_blocks(plan, source)
+
+
+def _with_blocks(plan: MemoryPlan, source: str) -> MemoryPlan:
+    """The plan with as many blocks as fit. InputError: not one does."""
+    num_blocks = plan.kv_bytes_rank // plan.kv_bytes_block_rank
+    if num_blocks < 1:
+        problem = (
+            f"no block fits: {plan.usable_bytes / GIB:.1f} GiB usable on each GPU, "
+            f"{plan.weight_bytes_rank / GIB:.1f} GiB of weights, "
+            f"{plan.reserve_bytes / GIB:.1f} GiB kept by the engine, "
+            f"{plan.kv_bytes_block_rank} bytes for a block of {plan.block_size} tokens; "
+            "raise scheduler.gpu_memory_utilization or the parallel degrees"
+        )
+        raise InputError(source, None, "KV cache", problem)
+    return msgspec.structs.replace(plan, num_blocks=num_blocks)
 
 
 def engine_weight_bytes(

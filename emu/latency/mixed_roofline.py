@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.layers import Indexer, Layer, StateSpace
-from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.latency.kernels.attention import AttentionCost
@@ -48,14 +46,10 @@ class MixedRooflineBackend(RooflineBackend):
 
     monotone_decode = False
 
-    def __init__(self, spec: ModelSpec, gpu: GpuSpec, **keys: Any) -> None:
-        """`keys` as of `RooflineBackend`; `pp` must be 1."""
-        assert keys.get("pp", 1) == 1, "unlike layers on several stages"
-        tp, dtype = keys.get("tp", 1), keys.get("dtype", "auto")
-        kv_dtype = sizes.kv_dtype(spec, dtype, keys.get("kv_cache_dtype", "auto"))
-        self._tp = tp
-        self._ep = keys.get("ep") or 1
-        super().__init__(spec, gpu, **keys)
+    def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
+        assert len(self.parts) == 1, "unlike layers on several stages"
+        super()._set_up_attention(gpu, dtype, kv_dtype)
+        self._tp, self._ep = self.costs.tp, self.costs.ep
         self._ops = self.costs.ops
         self._linear_rate = gpu.peak_flops("bfloat16") * self.kernels.prompts.compute
         self._indexer_rate = gpu.peak_flops("fp8") * self.kernels.prompts.compute

@@ -107,6 +107,16 @@ class RooflineBackend:
         self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate)
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
+        self._is_one_stage = len(self.parts) == 1
+        self._is_plain = self._is_one_stage and not self.parts[0].window
+        """All layers are on one stage, without windows."""
+        self._has_lines = not spec.special_layers
+        """Decode attention of every layer is a line over the tokens that it reads."""
+        self._set_up_memory()
+        self._set_up_attention(gpu, dtype, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
+
+    def _set_up_memory(self) -> None:
+        """What is kept once worked out."""
         self._tokens: dict[int, tuple[tuple[TokenCost, int], ...]] = {}
         # The same for batches that run a part of the layers: (start, count), and with tokens.
         self._cut_parts: dict[tuple[int, int], tuple[Part, ...]] = {}
@@ -114,34 +124,29 @@ class RooflineBackend:
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
         # (with the engine's part of a step), in batches without and with prompts.
-        self._is_one_stage = len(self.parts) == 1
         self._of_tokens: dict[int, int] = {}
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._lines: dict[int, _Line] = {}
+        self._plain_lines: dict[int, _Line] = {}
+        """The same for all layers of one stage without windows."""
+        self._runs: dict[int, tuple[int, int, int, int]] = {}
+        """Of decode batches that are not padded, by their sequences (see `_run`)."""
+        self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
+        """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
+
+    def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
+        """What attention costs. `dtype`: as configured."""
+        kernels = self.kernels
         self.attention = AttentionCost(
-            spec,
-            gpu,
-            self.kernels.decodes,
-            self.kernels.prompts,
-            tp,
-            sizes.kv_dtype(spec, dtype, kv_cache_dtype),
+            self.spec, gpu, kernels.decodes, kernels.prompts, self.costs.tp, kv_dtype
         )
         self._launch_ns = (
-            round(self.kernels.decodes.launch_us * 1000),
-            round(self.kernels.prompts.launch_us * 1000),
+            round(kernels.decodes.launch_us * 1000),
+            round(kernels.prompts.launch_us * 1000),
         )
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
         slope_ns = self.attention.decode_line(1).slope * NS_PER_S
         self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(slope_ns).bit_length()))
-        self._lines: dict[int, _Line] = {}
-        # The same for all layers of one stage without windows.
-        self._is_plain = self._is_one_stage and not self.parts[0].window
-        self._plain_lines: dict[int, _Line] = {}
-        self._runs: dict[int, tuple[int, int, int, int]] = {}
-        """Of decode batches that are not padded, by their sequences (see `_run`)."""
-        self._has_lines = not spec.special_layers
-        """Decode attention of every layer is a line over the tokens that it reads."""
-        self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
-        """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
