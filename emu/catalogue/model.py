@@ -116,7 +116,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tower_params(self) -> int:
         """Parameters of the vision tower."""
-        return 0 if self.tower is None else self.tower.params
+        return 0 if self.tower is None else self.tower.params + self.tower.beside_params
 
     @property
     def moe_layer_count(self) -> int:

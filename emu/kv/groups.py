@@ -49,6 +49,15 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
             return max(0, processed_tokens - 1)
         return 0
 
+    def computed_tokens_to_skip(self, tokens: int) -> int:
+        """The least number of computed tokens that leaves so many behind (of groups that do)."""
+        if self.keeps == "window":
+            return tokens + self.limit_tokens - 1
+        if self.keeps == "chunk":
+            return ceil_div(tokens, self.limit_tokens) * self.limit_tokens
+        assert self.keeps == "state"
+        return tokens + 1
+
     def blocks_held(self, tokens: int, in_flight_tokens: int) -> int:
         """Most blocks of a window or chunk of a sequence of so many tokens (vLLM's admission)."""
         whole = ceil_div(tokens, self.block_tokens)
