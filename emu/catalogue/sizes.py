@@ -1,7 +1,7 @@
 """Parameters and bytes of a model, from its architecture alone.
 
-Pure functions of `ModelSpec`; the exact physical sizes. (Simulators that this project is
-compared with count some of them otherwise; their rules live in `emu/kv/vidur_memory.py`.)
+Pure functions of `ModelSpec`; the exact physical sizes. (LLMServingSim counts some of
+them otherwise: `emu/kv/memory.py`.)
 
 Types: `dtype` "auto" means as published. Any other type applies to the matrices of the layers;
 embeddings, head, norms, router and biases stay at least 16 bits wide, as engines keep them.

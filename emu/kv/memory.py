@@ -1,16 +1,16 @@
 """The memory planner: how many KV blocks a replica has beside its weights.
 
-Owns the default rule (`engine_plan`), a pure function of a model, a GPU and the parallel degrees;
-Vidur's rule is in `vidur_memory.py`. It budgets like vLLM (a part of the memory, less the weights,
-goes to KV) with LLMServingSim's charge for the weights: every rank is charged embedding and head
-whatever its pipeline stage, and no head norms or biases. Where that simulator's rule would be
-physically wrong, the physical figure counts instead: KV heads are replicated when there are more
-ranks than heads, latent KV is held by every rank, an uneven pipeline is judged by its fullest
-stage, tied embeddings are held once, quantized weights take what they take.
+Owns one rule (`engine_plan`), a pure function of a model, a GPU and the parallel degrees. It
+budgets like vLLM (a part of the memory, less the weights, goes to KV) with LLMServingSim's charge
+for the weights: every rank is charged embedding and head whatever its pipeline stage, and no head
+norms or biases. Where that simulator's rule would be physically wrong, the physical figure counts
+instead: KV heads are replicated when there are more ranks than heads, latent KV is held by every
+rank, an uneven pipeline is judged by its fullest stage, tied embeddings are held once, quantized
+weights take what they take.
 
 The charge is an upper bound of the physical weights, which `emu/catalogue/sizes.py` computes
-exactly; a plan carries both. Neither rule models activations or the context; `reserve_bytes` is
-for them, and an engine's own rule (`engine_memory.py`) says how much it keeps.
+exactly; a plan carries both. The rule models neither activations nor the context; `reserve_bytes`
+is for them, and an engine's own rule (`engine_memory.py`) says how much it keeps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from emu.units import GIB, ceil_div
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything derived from memory, for the block pool and for `emu validate`."""
 
-    rule: str
     memory_bytes: int
     """Of one GPU."""
     usable_bytes: int
@@ -48,8 +47,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     reserve_bytes: int = 0
     """Kept by the engine on one rank: activations, caches, libraries."""
-    request_slots: int = 0
-    """Vidur's rule only."""
 
     @property
     def kv_tokens(self) -> int:
@@ -106,7 +103,6 @@ def engine_plan(
         )
         raise InputError(source, None, "weights", problem)
     plan = MemoryPlan(
-        rule="engine",
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
         weight_bytes_rank=weights,

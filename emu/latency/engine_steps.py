@@ -6,11 +6,15 @@ adds on the GPU, and the least time that the host lets a step take.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from emu.latency.base import BatchShape
-from emu.latency.eager import EagerCalls
 from emu.latency.engine import EngineModel, padded
 from emu.latency.host_costs import HostCosts
 from emu.latency.sampling import SamplerCost, Sampling
+
+if TYPE_CHECKING:
+    from emu.latency.eager import EagerCalls
 
 
 class EngineSteps:

@@ -14,7 +14,6 @@ from emu.config.schema import (
 from emu.latency.coefficients import scaled
 from emu.latency.collectives import engine_collectives
 from emu.latency.context import LatencyContext
-from emu.latency.eager import eager_calls
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.sampling import resolve_sampling
 
@@ -28,6 +27,11 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     table, model = context.table, context.engine
     if model is None:
         return None
+    eager = None
+    if model.enforce_eager:
+        from emu.latency.eager import eager_calls  # few servers run so
+
+        eager = eager_calls(context.model, context.tensor_parallel)
     return EngineSteps(
         model,
         resolve_sampling(table.sampling, table.penalties, context.model.name),
@@ -40,7 +44,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         fused_bytes_max=context.kernels.fused_bytes_max(
             context.gpu.architecture, context.tensor_parallel
         ),
-        eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
+        eager=eager,
     )
 
 
