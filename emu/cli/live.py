@@ -128,7 +128,7 @@ def serve(
         Log to standard error from this level on; off without it (info with --log-format json).
     """
     with needs_extra("serve", "serve"):
-        from emu.apps.serve.house import ServeOptions
+        from emu.apps.serve.options import ServeOptions
         from emu.apps.serve.server import serve_command
 
     options = ServeOptions(

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from emu.apps.serve.fleet import Ledger, wire_of
-from emu.apps.serve.script import salted_prefix
+from emu.apps.serve.cache_salt import salted_prefix
+from emu.apps.serve.kv_events import Ledger, wire_of
 from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from emu.apps.serve.metrics import EndpointPage, MetricsPage
+from emu.apps.serve.endpoint_metrics import EndpointPage
+from emu.apps.serve.metrics import MetricsPage
 from emu.apps.serve.world import LiveCluster
 
 if TYPE_CHECKING:

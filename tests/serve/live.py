@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from emu.apps.serve.house import ServeOptions
+from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.server import LiveServer
 from emu.apps.serve.world import LiveCluster
 from emu.config.load import config_from_dict

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from emu.apps.serve.protocol import FailureRule, FailureSchedule, failure_from_header
+from emu.apps.serve.failures import FailureRule, FailureSchedule, failure_from_header
 from emu.config.load import load_config
 from emu.runs.runner import execute
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables

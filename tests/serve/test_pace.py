@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from emu.apps.serve.intake import Adapter, Intake, Pace
+from emu.apps.serve.intake import Intake
+from emu.apps.serve.pace import Adapter, Pace
 from emu.errors import PaceLost
 from emu.kernel.wallclock import WallKernel
 from tests.serve.live import Live, run, tables

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from emu.apps.observe import Client, ObserveOptions, Observer, parse_url, write_results
-from emu.apps.serve.house import tpot_ms
 from emu.apps.serve.recording import to_toml
+from emu.apps.serve.trends import tpot_ms
 from emu.apps.serve.world import Choice
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable

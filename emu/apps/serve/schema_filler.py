@@ -1,8 +1,8 @@
-"""Filler that a JSON schema or a regular expression accepts: what a constrained model would write.
+"""Filler that a JSON schema accepts: what a constrained model would write.
 
-`value_for(schema, seed)` gives one value, always the same; `text_for(pattern, seed)` one string.
-A keyword that this module does not know, and that could make its value invalid, is refused with
-`CannotFill` and its name: an answer that breaks the contract is worse than none.
+`value_for(schema, seed)` gives one value, always the same. A keyword that this module does not
+know, and that could make its value invalid, is refused with `CannotFill` and its name: an answer
+that breaks the contract is worse than none.
 
 Recursive schemas: optional properties and items are left out from a certain depth on, and of
 alternatives the one that needs the least depth is taken.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
-from re import _parser  # type: ignore[attr-defined]
 from types import MappingProxyType
 from typing import Any, Final
+
+from emu.apps.serve.regex_filler import TEXT_MAX, CannotFill, text_for
 
 WORDS: Final = (
     "alpha", "bravo", "cluster", "delta", "engine", "flow", "gate", "harbor", "index", "jetty",
@@ -26,9 +26,6 @@ DEPTH_MAX: Final = 24
 _OPTIONAL_DEPTH: Final = 4
 """Optional properties are written above this depth only."""
 _ITEMS_MAX: Final = 10_000
-_TEXT_MAX: Final = 100_000
-_PATTERN_MAX: Final = 1000
-
 _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "date-time": "2024-05-17T12:30:{n:02d}Z",
@@ -68,10 +65,6 @@ _KNOWN: Final = frozenset(
 _ANNOTATED_TYPES: Final = ("object", "array", "string", "integer", "number", "boolean", "null")
 
 
-class CannotFill(Exception):
-    """The schema asks for what this module cannot write."""
-
-
 def value_for(schema: Any, seed: int) -> Any:
     """A value that the schema accepts. Raises CannotFill."""
     return _Filler(schema, seed).value(schema, 0)
@@ -80,20 +73,6 @@ def value_for(schema: Any, seed: int) -> Any:
 def json_for(schema: Any, seed: int) -> str:
     """The same as JSON text."""
     return json.dumps(value_for(schema, seed), ensure_ascii=False)
-
-
-def text_for(pattern: str, seed: int) -> str:
-    """A text that the whole of a regular expression matches. Raises CannotFill.
-
-    The text is right by construction and never matched against the pattern: a client's pattern
-    could keep Python's matcher busy forever.
-    """
-    if len(pattern) > _PATTERN_MAX:
-        raise CannotFill(f"a pattern has at most {_PATTERN_MAX} characters")
-    try:
-        return "".join(_from_tree(_parser.parse(pattern), seed, is_first=True, is_last=True))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CannotFill(f"the pattern {pattern[:80]!r} is not understood: {error}") from None
 
 
 class _Filler:
@@ -130,7 +109,6 @@ class _Filler:
             return self._number(schema, kind)
         return None if kind == "null" else self._next() % 2 == 0
 
-    # --- composition --------------------------------------------------------------------------
     def _resolved(self, schema: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
         """References followed, `allOf` merged, unknown keywords refused."""
         merged: dict[str, Any] = dict(schema)
@@ -206,7 +184,6 @@ class _Filler:
         below += [min(self._weight(part, level + 1) for part in parts) for parts in branches]
         return 1 + max(below, default=0) if below or needed else 0
 
-    # --- kinds --------------------------------------------------------------------------------
     def _kind(self, schema: Mapping[str, Any]) -> str:
         given = schema.get("type")
         if isinstance(given, list):
@@ -307,8 +284,8 @@ class _Filler:
         return found
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        least, most = _count(schema, "minLength", 0), _count(schema, "maxLength", _TEXT_MAX)
-        if least > min(most, _TEXT_MAX):
+        least, most = _count(schema, "minLength", 0), _count(schema, "maxLength", TEXT_MAX)
+        if least > min(most, TEXT_MAX):
             raise CannotFill(f"a string of {least} characters is not written here")
         if "pattern" in schema:
             # JSON schema searches: what is not anchored may stand anywhere; here it stands alone.
@@ -369,7 +346,6 @@ class _Filler:
             raise CannotFill("no number is between the bounds")
         return value
 
-    # --- choices ------------------------------------------------------------------------------
     def _next(self) -> int:
         self._count += 1
         mixed = (self._seed * 2_654_435_761 + self._count * 2_246_822_519) & 0xFFFFFFFF
@@ -452,111 +428,3 @@ def _bound(schema: Mapping[str, Any], key: str, default: float) -> float:
 
 def _missing(required: list[Any], found: Mapping[str, Any]) -> int:
     return sum(name not in found for name in required)
-
-
-# --- regular expressions ------------------------------------------------------------------------
-def _from_tree(tree: Any, seed: int, *, is_first: bool, is_last: bool) -> list[str]:
-    """Parts of a text for a parsed pattern (Python's own parser).
-
-    `is_first`, `is_last`: nothing comes before or after, so anchors hold.
-    """
-    parts: list[str] = []
-    groups: dict[int, str] = {}
-    size = 0
-    for position, (operation, argument) in enumerate(tree):
-        opens = is_first and size == 0
-        closes = is_last and all(str(later) == "AT" for later, _ in tree[position + 1 :])
-        parts.append(_part(str(operation), argument, seed + position, groups, opens, closes))
-        size += len(parts[-1])
-        if size > _TEXT_MAX:
-            raise CannotFill("the pattern asks for too long a text")
-    return parts
-
-
-def _part(
-    operation: str, argument: Any, seed: int, groups: dict[int, str], opens: bool, closes: bool
-) -> str:
-    if operation == "LITERAL":
-        return chr(argument)
-    if operation == "NOT_LITERAL":
-        return "a" if argument != ord("a") else "b"
-    if operation == "ANY":
-        return "a"
-    if operation == "IN":
-        return _of_class(argument, seed)
-    if operation in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-        least, most, inner = argument
-        count = max(int(least), min(int(most), 3 if least == 0 else int(least) + 1))
-        if count > _TEXT_MAX:
-            raise CannotFill("the pattern asks for too long a text")
-        pieces, size = [], 0
-        for n in range(count):
-            pieces += _from_tree(inner, seed + n, is_first=False, is_last=False)
-            size += len(pieces[-1]) if pieces else 0
-            if size > _TEXT_MAX:
-                raise CannotFill("the pattern asks for too long a text")
-        return "".join(pieces)
-    if operation == "SUBPATTERN":
-        text = "".join(_from_tree(argument[3], seed, is_first=opens, is_last=closes))
-        if argument[0] is not None:
-            groups[argument[0]] = text
-        return text
-    if operation == "ATOMIC_GROUP":
-        return "".join(_from_tree(argument, seed, is_first=opens, is_last=closes))
-    if operation == "BRANCH":
-        branches = argument[1]
-        branch = branches[seed % len(branches)]
-        return "".join(_from_tree(branch, seed, is_first=opens, is_last=closes))
-    if operation == "AT":
-        where = str(argument)
-        if (where.startswith("AT_BEGINNING") and opens) or (where.startswith("AT_END") and closes):
-            return ""
-        raise CannotFill("the pattern has an anchor that is not at an end")
-    if operation == "GROUPREF" and argument in groups:
-        return groups[argument]
-    raise CannotFill(f"the pattern uses {operation.lower()}, which is not supported")
-
-
-def _of_class(items: Any, seed: int) -> str:
-    candidates: list[str] = []
-    is_negated = False
-    for operation, argument in items:
-        name = str(operation)
-        if name == "NEGATE":
-            is_negated = True
-        elif name == "LITERAL":
-            candidates.append(chr(argument))
-        elif name == "RANGE":
-            low, high = argument
-            candidates += [chr(low), chr(high), chr(low + seed % (high - low + 1))]
-        elif name == "CATEGORY":
-            shown = {"DIGIT": "3170", "SPACE": " ", "WORD": "aZ_9"}
-            kind = str(argument).removeprefix("CATEGORY_")
-            opposite = {"NOT_DIGIT": "a", "NOT_SPACE": "a", "NOT_WORD": "-"}
-            candidates += shown.get(kind) or opposite.get(kind) or ""
-    if is_negated:
-        for character in "aA0 -_.:/xyz~!":
-            if not _is_in(character, items):
-                return character
-        raise CannotFill("the pattern has a class that excludes all plain characters")
-    if not candidates:
-        raise CannotFill("the pattern has a class that is not supported")
-    return candidates[seed % len(candidates)]
-
-
-def _is_in(character: str, items: Any) -> bool:
-    """Whether the class (without its negation) has the character."""
-    for operation, argument in items:
-        name = str(operation)
-        if name == "LITERAL" and ord(character) == argument:
-            return True
-        if name == "RANGE" and argument[0] <= ord(character) <= argument[1]:
-            return True
-        if name == "CATEGORY":
-            kind = str(argument).removeprefix("CATEGORY_")
-            test = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}.get(
-                kind.removeprefix("NOT_"), ""
-            )
-            if test and (re.match(test, character) is not None) != kind.startswith("NOT_"):
-                return True
-    return False

@@ -30,23 +30,19 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from emu.apps.serve.app import make_app
-from emu.apps.serve.control import snapshot
-from emu.apps.serve.endpoint import endpoint_app
-from emu.apps.serve.fleet import (
-    BACKLOG,
-    Dispatch,
-    Doors,
-    Fleet,
-    KvEvents,
-    bind,
-    check_fleet,
-    port_of,
-    wire_of,
-)
-from emu.apps.serve.house import House, ServeOptions, served_names, weights_from_host_s
-from emu.apps.serve.intake import STRICT_REQUESTS_MIN, Adapter, Intake, LiveProtocol, is_loopback
+from emu.apps.serve.endpoint_app import endpoint_app
+from emu.apps.serve.fleet import Fleet, check_fleet
+from emu.apps.serve.guard import is_loopback
+from emu.apps.serve.intake import Intake, LiveProtocol
+from emu.apps.serve.kv_events import KvEvents, wire_of
+from emu.apps.serve.options import ServeOptions
+from emu.apps.serve.pace import STRICT_REQUESTS_MIN, Adapter
+from emu.apps.serve.ports import BACKLOG, Dispatch, Doors, bind, port_of
 from emu.apps.serve.recording import LiveRecorder, ReplayFile, TrafficLog
-from emu.apps.serve.script import make_tokenizer, write_tokenizer
+from emu.apps.serve.service import House, served_names, weights_from_host_s
+from emu.apps.serve.snapshot import snapshot
+from emu.apps.serve.tokenizer import make_tokenizer
+from emu.apps.serve.tokenizer_files import write_tokenizer
 from emu.apps.serve.world import LiveCluster, live_config
 from emu.cluster.audit import final_error
 from emu.cluster.ending import Outcome

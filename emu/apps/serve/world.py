@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from emu.apps.serve.intake import Pace
+from emu.apps.serve.pace import Pace
 from emu.apps.serve.recording import LiveRecorder
 from emu.apps.serve.script import Script
 from emu.cluster.cluster import Cluster

@@ -1,225 +1,35 @@
-"""What clients send and what they get when it is wrong: bodies, checks, OpenAI's error envelope.
+"""What a call asks for, whatever its form was: from a body to a `Call`.
 
-Pure: bytes in, a `Call` or an `ApiError` out. Fields that have no meaning for an emulated model
-(temperature, top_p, penalties, seed, logit_bias, ...) are accepted and have no effect; so are
-fields that are not known, as in vLLM. What would change the answer and cannot be honored is
-refused with 400. `docs/reference/live-api.md` lists what has an effect.
+Pure: a body in, a `Call` or an `ApiError` out. What would change the answer and cannot be honored
+is refused with 400. `docs/reference/live-api.md` lists what has an effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from emu.apps.serve.script import FREE, LOGPROBS_MAX, Constraint, Ids, Tokenizer
-from emu.process.prepared import prepared
-from emu.rng import rng_stream
+from emu.apps.serve.api_errors import ApiError
+from emu.apps.serve.bodies import (
+    CHOICES_MAX,
+    NAME_MAX,
+    TOKEN_ID_MAX,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Function,
+    KvTransfer,
+    Message,
+    decode_body,
+    whole,
+)
+from emu.apps.serve.script import FREE, Constraint
+from emu.apps.serve.tokenizer import Ids, Tokenizer
 
-CHOICES_MAX: Final = 128
-"""Prompts times `n` of one call."""
-TOKEN_ID_MAX: Final = 2**31 - 1
-NAME_MAX: Final = 256
-"""Characters of a name that a client gives and the recording keeps."""
 STOPS_MAX: Final = 64
-
-_TYPES: Final[Mapping[int, str]] = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    413: "request_too_large",
-    422: "unprocessable_entity_error",
-    429: "rate_limit_error",
-    499: "cancelled",
-    501: "not_implemented_error",
-    503: "service_unavailable_error",
-}
-
-T = TypeVar("T")
-
-
-class ApiError(Exception):
-    """An answer that is an error."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        type: str = "",
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = error_body(status, message, param=param, code=code, type=type)
-        self.headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
-
-
-def error_body(
-    status: int, message: str, *, param: str | None = None, code: str | None = None, type: str = ""
-) -> dict[str, Any]:
-    """OpenAI's envelope."""
-    kind = type or _TYPES.get(status, "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
-
-
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-
-
-class StreamOptions(Struct):
-    """`stream_options`."""
-
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
-
-
-class JsonSchema(Struct):
-    """`response_format.json_schema`."""
-
-    name: str = ""
-    schema: Any = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Struct):
-    """`response_format`."""
-
-    type: str
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(Struct):
-    """vLLM's `structured_outputs`: exactly one of these."""
-
-    json: Any = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-
-
-class Function(Struct):
-    """What a tool is."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Struct):
-    """One of `tools`."""
-
-    function: Function
-    type: str = "function"
-
-
-class KvTransfer(Struct):
-    """vLLM's `kv_transfer_params`."""
-
-    do_remote_prefill: bool | None = False
-    do_remote_decode: bool | None = False
-    remote_engine_id: str | None = None
-    remote_request_id: str | None = None
-    remote_block_ids: list[Any] | None = None
-    remote_host: str | None = None
-    remote_port: int | None = None
-    tp_size: int | None = None
-
-
-class Body(Struct, kw_only=True):
-    """What both completion endpoints share."""
-
-    model: str | None = None
-    max_tokens: NonNegative | None = None
-    min_tokens: NonNegative | None = 0
-    ignore_eos: bool | None = False
-    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = 1
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = False
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = 0
-    echo: bool | None = False
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    best_of: int | None = None
-    """Number of answers, as `n`."""
-    use_beam_search: bool | None = False
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = False
-    cache_hit_threshold: float | None = None
-    """Part of the prompt found in a cache below which vLLM ends a call; it is refused here."""
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    cache_salt: str | None = None
-    """Prefixes are shared between calls with the same one only."""
-    kv_transfer_params: KvTransfer | None = None
-    bootstrap_host: str | list[str] | None = None
-    bootstrap_port: int | list[Any] | None = None
-    bootstrap_room: int | list[int] | None = None
-
-
-class CompletionBody(Body, kw_only=True):
-    """`/v1/completions`."""
-
-    prompt: str | list[Any]
-    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    suffix: str | None = None
-
-
-class Message(Struct):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None
-
-
-class ChatBody(Body, kw_only=True):
-    """`/v1/chat/completions`."""
-
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: NonNegative | None = None
-    logprobs: bool | None = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    audio: Any = None
-    modalities: list[str] | None = None
-
-
-class TokenizeBody(Struct, kw_only=True):
-    """`/tokenize`: a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Struct, kw_only=True):
-    """`/detokenize`."""
-
-    model: str | None = None
-    tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]]
 
 
 class Call(Struct, kw_only=True):
@@ -266,37 +76,6 @@ class Call(Struct, kw_only=True):
             and self.logprobs < 0
             and not self.echo
         )
-
-
-def decode_body(data: bytes, kind: type[T]) -> T:
-    """A JSON body of a type; 3.0 is an integer, as JSON Schema has it. Raises ApiError 400."""
-    try:
-        try:
-            return msgspec.json.decode(data, type=prepared(kind))
-        except msgspec.ValidationError as error:
-            if "got `float`" not in str(error):
-                raise
-            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), prepared(kind))
-    except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$")
-        param = where.removesuffix("`").lstrip(".") or None
-        raise ApiError(400, f"{problem}" + (f" ({param})" if param else ""), param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
-
-
-def whole(value: Any) -> Any:
-    """A float without a fraction as an integer, anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _whole_numbers(value: Any) -> Any:
-    """The same everywhere inside."""
-    if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items()}
-    return whole(value)
 
 
 def read_completion(data: bytes, tokenizer: Tokenizer) -> Call:
@@ -544,112 +323,3 @@ def _schema_of(given: Any) -> Any:
         return msgspec.json.decode(given)
     except msgspec.DecodeError:
         raise ApiError(400, "json is not a schema", param="structured_outputs.json") from None
-
-
-# --- failure schedules: errors that the server returns on purpose, and always the same ones -------
-# A rule says which calls fail and how. Rules are asked in order, the first that fails a call wins.
-# Calls are counted per rule, from 0; `skip` calls pass first, then
-#
-# * `first = N`: the next N fail, and no more;
-# * `every = K`: each K-th fails;
-# * `rate = p`: a call fails with probability p, drawn from the rule's own stream (same seed, same
-#   calls);
-# * none of these: every call fails.
-#
-# `after_tokens = k` lets the answer begin and breaks it off after k tokens (an `error` event in the
-# stream). A client may also ask for an error itself with the header `X-Return-Error`.
-
-_NAMES: Final[Mapping[str, int]] = {
-    "invalid_request": 400,
-    "context_length": 400,
-    "invalid_api_key": 401,
-    "model_not_found": 404,
-    "timeout": 408,
-    "rate_limit": 429,
-    "server_error": 500,
-    "overloaded": 503,
-}
-_CODES: Final[Mapping[int, str]] = {
-    400: "invalid_request",
-    401: "invalid_api_key",
-    404: "model_not_found",
-    408: "timeout",
-    429: "rate_limit",
-    500: "server_error",
-    503: "overloaded",
-}
-
-Count0 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-
-
-class FailureRule(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which calls fail, and how."""
-
-    status: Annotated[int, Meta(ge=400, le=599)] | None = None
-    """Of the answers; None = 503."""
-    first: Count0 = 0
-    every: Count0 = 0
-    rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    skip: Count0 = 0
-    times: Count0 = 0
-    """No more than so many failures; 0 = no limit."""
-    after_tokens: Count0 = 0
-    retry_after_s: Count0 = 1
-    path: str = ""
-    """Only calls whose path ends with this; empty = all."""
-
-
-class Failure(Struct, frozen=True):
-    """How one call fails."""
-
-    status: int
-    code: str
-    after_tokens: int = 0
-    retry_after_s: int = 1
-
-
-class FailureSchedule:
-    """The rules in force and their counters."""
-
-    def __init__(self, rules: list[FailureRule], *, seed: int) -> None:
-        self.rules = rules
-        self._seen = [0] * len(rules)
-        self._failed = [0] * len(rules)
-        self._rngs = [rng_stream(seed, f"serve.failures.{i}") for i in range(len(rules))]
-
-    def judge(self, path: str) -> Failure | None:
-        """Whether the call that comes now fails."""
-        for index, rule in enumerate(self.rules):
-            if rule.path and not path.endswith(rule.path):
-                continue
-            position = self._seen[index] - rule.skip
-            self._seen[index] += 1
-            if position < 0 or (rule.times and self._failed[index] >= rule.times):
-                continue
-            if self._fails(rule, index, position):
-                self._failed[index] += 1
-                status = 503 if rule.status is None else rule.status
-                code = _CODES.get(status, "injected")
-                return Failure(status, code, rule.after_tokens, rule.retry_after_s)
-        return None
-
-    def _fails(self, rule: FailureRule, index: int, position: int) -> bool:
-        if rule.first:
-            return position < rule.first
-        if rule.every:
-            return position % rule.every == rule.every - 1
-        if rule.rate:
-            return bool(self._rngs[index].random() < rule.rate)
-        return True
-
-
-def failure_from_header(value: str) -> Failure | None:
-    """`X-Return-Error: 429` or `X-Return-Error: rate_limit`; None if it says neither."""
-    text = value.strip().lower()
-    status = _NAMES.get(text, 0)
-    if text.isascii() and text.isdigit() and len(text) == 3:
-        status = int(text)
-    if not 400 <= status <= 599:
-        return None
-    code = text if text in _NAMES else _CODES.get(status, "injected")
-    return Failure(status, code)

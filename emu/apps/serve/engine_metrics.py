@@ -1,0 +1,215 @@
+"""Families of `/metrics` that vLLM's engines have: of one engine, or of all of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from emu.apps.serve.prometheus import Page, labels_text
+from emu.apps.serve.service import ADAPTERS_MAX, House
+from emu.apps.serve.world import Histogram, Statistics, awaiting_kv
+from emu.cluster.plan import ReplicaPlan
+from emu.replica.view import ReplicaHandle
+
+_HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
+    ("time_to_first_token_seconds", "Time to first token.", lambda s: s.ttft),
+    ("inter_token_latency_seconds", "Gap between tokens.", lambda s: s.inter_token),
+    ("request_time_per_output_token_seconds", "TPOT.", lambda s: s.per_output_token),
+    ("e2e_request_latency_seconds", "Arrival to last token.", lambda s: s.e2e),
+    ("request_queue_time_seconds", "Arrival to first scheduled.", lambda s: s.queue),
+    ("request_prefill_time_seconds", "First scheduled to first token.", lambda s: s.prefill),
+    ("request_decode_time_seconds", "First to last token.", lambda s: s.decode),
+    ("request_inference_time_seconds", "First scheduled to last token.", lambda s: s.inference),
+    ("request_prompt_tokens", "Prompt tokens.", lambda s: s.prompt_tokens),
+    ("request_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
+    ("request_max_num_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
+    ("request_num_preemptions", "Preemptions of a request.", lambda s: s.request_preemptions),
+    ("request_prefill_kv_computed_tokens", "Prompt minus hits.", lambda s: s.kv_computed_tokens),
+    ("request_params_max_tokens", "Limit on output tokens.", lambda s: s.max_tokens),
+    ("iteration_tokens_total", "Tokens of an iteration.", lambda s: s.iteration_tokens),
+)
+_TRANSFERS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
+    ("xfer_time_seconds", "Start of a KV transfer to its last byte.", lambda s: s.transfer),
+    ("post_time_seconds", "Handing a KV transfer to the network.", lambda s: s.transfer_post),
+    ("bytes_transferred", "Bytes of a KV transfer.", lambda s: s.transfer_bytes),
+    ("num_descriptors", "Pieces of a KV transfer.", lambda s: s.transfer_descriptors),
+)
+
+
+def kv_use(replica: ReplicaHandle) -> float:
+    """Part of the KV blocks in use, 0 to 1."""
+    view = replica.view()
+    return view.blocks_used / view.blocks_total if view.blocks_total else 0.0
+
+
+def engine_families(
+    page: Page,
+    models: Sequence[str],
+    engines: Sequence[tuple[ReplicaHandle, ReplicaPlan, Statistics]],
+    name: str = "",
+    scripted: Mapping[str, float] | None = None,
+) -> None:
+    """What vLLM says of each engine; `models`: names, by the index that replicas have.
+
+    `name`: what it is called, if not by its replica's id. `scripted`: gauges that show a given
+    figure instead of their own (`SCRIPTED`).
+    """
+    rows = []
+    for replica, plan, stats in engines:
+        names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
+        label = labels_text(names)
+        rows.append((label, replica, plan, stats))
+    gauges: tuple[tuple[str, str, Callable[[ReplicaHandle, Statistics], float]], ...] = (
+        ("num_requests_running", "Running requests.", lambda r, _: r.view().running_count),
+        (
+            "num_requests_waiting",
+            "Waiting requests, those for KV of another engine too.",
+            lambda r, stats: r.view().waiting_count + awaiting_kv(r, stats),
+        ),
+        ("kv_cache_usage_perc", "Part of KV blocks in use.", lambda r, _: kv_use(r)),
+    )
+    for family, text, read in gauges:
+        given = scripted.get(family) if scripted else None
+        values = [(label, read(r, s) if given is None else given) for label, r, _, s in rows]
+        page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
+    page.gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "Waiting requests by reason.",
+        [
+            (f'{label},reason="{reason}"', count)
+            for label, r, _, stats in rows
+            for reason, count in (
+                ("capacity", r.view().waiting_count),
+                ("deferred", awaiting_kv(r, stats)),
+            )
+        ],
+    )
+    states = ("awake", "weights_offloaded", "discard_all")
+    page.gauge(
+        "vllm:engine_sleep_state",
+        "1 for the state it is in.",
+        [
+            (f'{label},sleep_state="{state}"', float(state == _sleep_state(r)))
+            for label, r, _, _ in rows
+            for state in states
+        ],
+    )
+    info = []
+    for label, _, plan, _ in rows:
+        size = plan.scheduler.block_size
+        info.append((f'block_size="{size}",{label},num_gpu_blocks="{plan.num_blocks}"', 1.0))
+    page.gauge("vllm:cache_config_info", "KV cache.", info)
+    for family, pick in _TOKENS:
+        page.counter(f"vllm:{family}", "Tokens.", [(label, pick(s)) for label, _, _, s in rows])
+
+
+_TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
+    ("prompt_tokens", lambda s: s.prompt_sum),
+    ("generation_tokens", lambda s: s.generated_sum),
+)
+
+
+def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
+    """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
+    plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
+    slots = [plan.slots("adapter") for plan in plans]
+    has_slots = all(slots)
+    if not has_slots and not house.adapters:
+        return
+    running: set[str] = set()
+    waiting: set[str] = set()
+    for adapter, request in house.cluster.adapters_in_use():
+        if replica_id in (-1, request.holder_id):
+            (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
+    label = labels_text(
+        {
+            "max_lora": str(max(slots) if has_slots else ADAPTERS_MAX),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
+    )
+    page.gauge("vllm:lora_requests_info", "Adapters in use.", [(label, time.time())])
+
+
+def _sleep_state(replica: ReplicaHandle) -> str:
+    return "awake" if replica.model_loaded else "discard_all"
+
+
+def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None:
+    """What vLLM says of requests: of one engine, or of all of each model; (labels, figures)."""
+    for name, text, count in _COUNTERS:
+        page.counter(f"vllm:{name}", text, [(label, count(stats)) for label, stats in rows])
+    page.counter(
+        "vllm:prompt_tokens_by_source",
+        "Prompt tokens by origin.",
+        [
+            (f'{label},source="{source}"', count)
+            for label, stats in rows
+            for source, count in _sources(stats).items()
+        ],
+    )
+    ended = []
+    for label, stats in rows:
+        engine, _, model = label.partition(",")
+        ended += [
+            (f'{engine},finished_reason="{reason}",{model}', count)
+            for reason, count in stats.success.items()
+        ]
+    page.counter("vllm:request_success", "Ended requests.", ended)
+    for name, text, pick in _HISTOGRAMS:
+        page.histogram(f"vllm:{name}", text, [(label, pick(stats)) for label, stats in rows])
+
+
+def _sources(stats: Statistics) -> dict[str, int]:
+    """Prompt tokens by origin, as vLLM counts them.
+
+    The sum is `prompt_tokens` plus `prompt_tokens_recomputed`: the last token of a prompt that was
+    cached is both found and computed.
+    """
+    external = stats.from_tiers_sum + stats.transferred_sum
+    cached = _cached_tokens(stats)
+    return {
+        "local_compute": stats.prompt_sum - cached,
+        "local_cache_hit": cached + stats.recomputed - external,
+        "external_kv_transfer": external,
+    }
+
+
+def _cached_tokens(stats: Statistics) -> int:
+    """Prompt tokens that were not computed here."""
+    return stats.cached_sum + stats.transferred_sum - stats.fetched
+
+
+_COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], int]], ...]] = (
+    ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.queried_sum),
+    ("prefix_cache_hits", "Prompt tokens found.", lambda s: s.hit_sum),
+    ("external_prefix_cache_queries", "Not on the GPU.", lambda s: s.external_queried_sum),
+    (
+        "external_prefix_cache_hits",
+        "Found in lower tiers, or had from another engine.",
+        lambda s: s.external_hit_sum,
+    ),
+    ("prompt_tokens_cached", "Prompt tokens that were not computed.", _cached_tokens),
+    ("prompt_tokens_recomputed", "Prompts computed for one token.", lambda s: s.recomputed),
+    ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
+)
+
+
+def transfer_families(page: Page, label: str, stats: Statistics, house: House) -> None:
+    """vLLM's connector between prefill and decode (NIXL)."""
+    cluster = house.cluster
+    for name, text, pick in _TRANSFERS:
+        page.histogram(f"vllm:nixl_{name}", text, [(label, pick(stats))])
+    counters = (
+        ("failed_transfers", "Failed KV transfers.", sum(cluster.network.failures.values())),
+        ("failed_notifications", "Ends that a source never heard of.", 0),
+        (
+            "kv_expired_reqs",
+            "Requests whose KV was given up before it was fetched.",
+            stats.kv_expired + cluster.tape.lost_counts.get("lease_expired", 0),
+        ),
+        ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
+    )
+    for name, text, value in counters:
+        page.counter(f"vllm:nixl_num_{name}", text, [(label, value)])

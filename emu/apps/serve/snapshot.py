@@ -1,0 +1,122 @@
+"""The cluster as it is now, for the live page and for scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from emu.apps.serve.service import House
+from emu.cluster.commands import TARGETS
+from emu.units import NS_PER_S
+
+
+def snapshot(house: House) -> dict[str, Any]:
+    """The cluster as it is now."""
+    cluster = house.cluster
+    kernel = cluster.kernel
+    replicas = []
+    prefill_tokens = decode_tokens = 0
+    for replica in cluster.replicas:
+        view = replica.view()
+        prefill, decode = view.tokens_produced
+        prefill_tokens += prefill
+        decode_tokens += decode
+        replicas.append(
+            {
+                "id": replica.replica_id,
+                "state": replica.state.value,
+                "gpus": len(replica.gpus),
+                "machine": replica.machine,
+                "running": view.running_count,
+                "waiting": view.waiting_count,
+                "blocks_used": view.blocks_used,
+                "blocks_total": view.blocks_total,
+                "slowdown": replica.slowdown,
+                "commands": [c for c, state in TARGETS if state is replica.state],
+            }
+        )
+    gateway = cluster.gateway
+    return {
+        "event": "state",
+        "at_s": kernel.wall_ns() / NS_PER_S,
+        "speed": house.speed,
+        "model": ", ".join(house.models) if len(house.models) > 1 else house.model,
+        "is_ready": house.is_ready,
+        "startup_left_s": round(house.startup_left_s, 3),
+        "is_draining": house.is_draining,
+        "outstanding": gateway.outstanding,
+        "held": len(gateway.held) + sum(map(len, gateway.queues)),
+        "replicas": replicas,
+        "flows": cluster.network.active,
+        "moved_bytes": cluster.network.moved_bytes,
+        "prefill_tokens": prefill_tokens,
+        "decode_tokens": decode_tokens,
+        "ended": cluster.stats.by_status,
+        "latencies": _latencies(house),
+        "planner": _planner(house),
+        "pairs": house.trends.pairs(),
+        "pace": {
+            "verdict": cluster.pace.verdict,
+            "requests": cluster.pace.requests,
+            "late": cluster.pace.late,
+            "worst_s": round(cluster.pace.worst_s, 4),
+            "first_late_s": round(cluster.pace.first_late_s, 3),
+            "is_late_now": cluster.pace.late_since_s >= 0,
+        },
+        "drift_s": round(house.drift_s, 6),
+        "loop_lag_s": round(house.loop_lag_s, 6),
+        "failures_returned": house.failures_returned,
+        "faults": sum(cluster.faults.struck.values()),
+        "faults_in_force": [
+            {
+                "number": number,
+                "kind": one.fault.kind,
+                "target": one.target,
+                "at_s": one.since_ns / NS_PER_S,
+                "until_s": one.until_s,
+            }
+            for number, one in cluster.faults.in_force.items()
+        ],
+    }
+
+
+def _planner(house: House) -> dict[str, Any] | None:
+    """What the planner saw and wanted last; None without autoscaling."""
+    scaler = house.cluster.scalers[0]
+    table = house.plan.config.autoscale
+    if table is None or not scaler.is_active:
+        return None
+    requests, tokens, outstanding = house.cluster.pools[0].waiting()
+    demand = scaler.last_demand
+    return {
+        "name": table.preset or table.planner,
+        "looks": scaler.ticks,
+        "scale_ups": scaler.scale_ups,
+        "scale_downs": scaler.scale_downs,
+        "waiting_requests": requests,
+        "waiting_tokens": tokens,
+        "outstanding": outstanding,
+        "tokens_in_migration": house.cluster.tokens_in_migration,
+        "looked_s": round(scaler.looked_ns / NS_PER_S, 3),
+        "wanted": {
+            "prefill": demand.prefill,
+            "decode": demand.decode,
+            "colocated": demand.colocated,
+            **demand.figures,
+        },
+    }
+
+
+def _latencies(house: House) -> dict[str, dict[str, float]]:
+    """Percentiles of the last completed requests, ms."""
+    recent = house.cluster.stats.recent
+    if not recent:
+        return {}
+    table = np.percentile(np.array(recent) * 1e3, [50, 90, 99], axis=0)
+    return {
+        name: {
+            f"p{q}": round(float(value), 3) for q, value in zip((50, 90, 99), column, strict=True)
+        }
+        for name, column in zip(("ttft_ms", "tpot_ms", "e2e_ms"), table.T, strict=True)
+    }
