@@ -47,7 +47,7 @@ def test_each_port_loads_adapters_of_its_own(tmp_path: Path) -> None:
             assert (await one.post(path, json=named("a"))).status_code == 400
             assert (await complete(other, model="a", max_tokens=2)).status_code == 404
             cards = (await one.get("/v1/models")).json()["data"]
-            assert [card["parent"] for card in cards] == [None, live.house.model]
+            assert [card["parent"] for card in cards] == [None, live.service.model]
             spent = []
             for _ in range(2):
                 before = live.cluster.engines[0].ttft.total

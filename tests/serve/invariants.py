@@ -121,9 +121,9 @@ def check_blocks(cluster: LiveCluster) -> None:
 def check_server(live: Live) -> None:
     """Every page of a server as it is now; not by its ports, some of which may be closed."""
     check_blocks(live.cluster)
-    assert check_page(MetricsPage(live.house).render().decode())
+    assert check_page(MetricsPage(live.service).render().decode())
     fleet = live.server.fleet
     if fleet is None:
         return
     for endpoint in fleet.endpoints:
-        check_page(EndpointPage(live.house, fleet, endpoint).render().decode())
+        check_page(EndpointPage(live.service, fleet, endpoint).render().decode())

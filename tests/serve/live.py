@@ -59,7 +59,7 @@ class Turns:
         """Let time pass."""
         while True:
             self.now_ns += self.turn_ns
-            kernel = server.house.cluster.kernel if server.house is not None else None
+            kernel = server.service.cluster.kernel if server.service is not None else None
             if kernel is not None and kernel._running == 0:
                 kernel._advance()
             await asyncio.sleep(self.pause_s)
@@ -69,12 +69,12 @@ class Live:
     """A server that runs."""
 
     def __init__(self, server: LiveServer, client: httpx.AsyncClient, clock: Turns) -> None:
-        assert server.house is not None
+        assert server.service is not None
         self.server = server
         self.client = client
         self.clock = clock
-        self.house = server.house
-        self.cluster: LiveCluster = server.house.cluster
+        self.service = server.service
+        self.cluster: LiveCluster = server.service.cluster
         self.directory = server.directory
 
     async def until(self, holds: Callable[[], bool]) -> None:

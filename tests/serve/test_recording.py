@@ -192,7 +192,7 @@ def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
         async def gap_ms() -> float:
             calls = [live.complete(prompt="g" * 20, max_tokens=40) for _ in range(2)]
             assert {a.status_code for a in await asyncio.gather(*calls)} == {200}
-            requests = list(live.house.trends.ended)[-2:]
+            requests = list(live.service.trends.ended)[-2:]
             return max(tpot_ms(request) for request in requests)
 
         plain = await gap_ms()

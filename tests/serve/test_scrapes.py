@@ -132,7 +132,7 @@ class Given:
         fleet = self._live.server.fleet
         assert fleet is not None
         for endpoint, given in zip(fleet.endpoints, self.counts, strict=True):
-            page = EndpointPage(self._live.house, fleet, endpoint).render().decode()
+            page = EndpointPage(self._live.service, fleet, endpoint).render().decode()
             check_page(page, accepted=given)
 
 

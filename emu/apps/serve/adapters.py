@@ -18,7 +18,7 @@ from starlette.responses import (
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX
-from emu.apps.serve.service import ADAPTERS_MAX, House
+from emu.apps.serve.service import ADAPTERS_MAX, Service
 
 
 class AdapterBody(Struct, kw_only=True):
@@ -30,7 +30,7 @@ class AdapterBody(Struct, kw_only=True):
 
 
 def load_adapter(
-    house: House, adapters: dict[str, str], body: AdapterBody, known: Collection[str]
+    service: Service, adapters: dict[str, str], body: AdapterBody, known: Collection[str]
 ) -> Response:
     """Add an adapter to those of the server or of a port, where `known` ones are there already.
 
@@ -39,13 +39,13 @@ def load_adapter(
     name = body.lora_name
     if not body.lora_path:
         raise ApiError(400, "lora_path is missing", param="lora_path")
-    if name in house.model_names or (name in known and not body.load_inplace):
+    if name in service.model_names or (name in known and not body.load_inplace):
         problem = f"The lora adapter '{name}' has already been loaded."
         raise ApiError(400, problem, type="InvalidUserInput")
     if len(adapters) >= ADAPTERS_MAX and name not in adapters:
         raise ApiError(400, f"at most {ADAPTERS_MAX} adapters", type="InvalidUserInput")
     adapters[name] = body.lora_path
-    house.adapter_ids.setdefault(name, len(house.adapter_ids) + 1)
+    service.adapter_ids.setdefault(name, len(service.adapter_ids) + 1)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 

@@ -19,7 +19,7 @@ from emu.apps.serve.bodies import (
 )
 from emu.apps.serve.calls import Call, chat_call
 from emu.apps.serve.faces import answer_text, compact
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.world import Choice, Exchange
 
@@ -164,18 +164,18 @@ def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
 class MessagesFace:
     """The form of the answer."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
-        self._house = house
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self._service = service
         self._call = call
         self._choice: Choice = exchange.choices[0]
-        number = f"{house.session}{house.next_call():08x}"
+        number = f"{service.session}{service.next_call():08x}"
         self.answer_id = f"msg_{call.request_id or number}"
         self.extra: dict[str, Any] = {}
 
     def _block(self, *, is_empty: bool) -> dict[str, Any]:
         script = self._choice.script
         if script is None or script.tool is None:
-            text = "" if is_empty else answer_text(self._house, self._choice)
+            text = "" if is_empty else answer_text(self._service, self._choice)
             return {"type": "text", "text": text}
         given: Any = {}
         if not is_empty:
@@ -198,7 +198,7 @@ class MessagesFace:
             "id": self.answer_id,
             "type": "message",
             "role": "assistant",
-            "model": self._call.model or self._house.model,
+            "model": self._call.model or self._service.model,
             **more,
         }
 
@@ -242,7 +242,7 @@ class MessagesFace:
         """One delta for each token."""
         choice, script = self._choice, self._choice.script
         end = choice.produced if after == 0 else min(choice.produced, after)
-        pieces = self._house.tokenizer.pieces
+        pieces = self._service.tokenizer.pieces
         found = b""
         while choice.sent < end:
             position = choice.sent

@@ -1,6 +1,6 @@
 """The web application: routes, keys, limits, error envelopes. No sockets and no signals.
 
-`make_app(house)` gives an ASGI application, which tests call without a server.
+`make_app(service)` gives an ASGI application, which tests call without a server.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from emu.apps.serve.pooling import (
 )
 from emu.apps.serve.prometheus import METRICS_TYPE
 from emu.apps.serve.reply import Reply
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.world import Exchange
 from emu.process.version import __version__
 
 
 class Api:
-    """OpenAI's and vLLM's endpoints over one house."""
+    """OpenAI's and vLLM's endpoints over one service."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._metrics = MetricsPage(house)
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._metrics = MetricsPage(service)
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -113,22 +113,22 @@ class Api:
         self,
         request: HttpRequest,
         read: Callable[[bytes, Tokenizer], Call],
-        face: Callable[[House, Call, Exchange], Face],
+        face: Callable[[Service, Call, Exchange], Face],
     ) -> Any:
         failure = self._admit(request)
-        call = read(await self._body(request), self._house.tokenizer)
+        call = read(await self._body(request), self._service.tokenizer)
         return await self._reply(request, call, failure, face)
 
     async def embeddings(self, request: HttpRequest) -> Any:
         """`/v1/embeddings`."""
         failure = self._admit(request)
-        call, body = read_embedding(await self._body(request), self._house)
+        call, body = read_embedding(await self._body(request), self._service)
         return await self._reply(request, call, failure, partial(EmbeddingFace, body=body))
 
     async def rerank(self, request: HttpRequest) -> Any:
         """`/rerank`."""
         failure = self._admit(request)
-        call, body, query = read_rerank(await self._body(request), self._house)
+        call, body, query = read_rerank(await self._body(request), self._service)
         return await self._reply(
             request, call, failure, partial(RerankFace, body=body, query=query)
         )
@@ -136,40 +136,40 @@ class Api:
     async def score(self, request: HttpRequest) -> Any:
         """`/score`."""
         failure = self._admit(request)
-        call, pairs = read_score(await self._body(request), self._house)
+        call, pairs = read_score(await self._body(request), self._service)
         return await self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """`/v1/messages/count_tokens`."""
         self._check_key(request)
-        model, tokens = count_tokens(await self._body(request), self._house.tokenizer)
+        model, tokens = count_tokens(await self._body(request), self._service.tokenizer)
         self._check_model(model)
         return JSONResponse({"input_tokens": tokens})
 
     async def render_completion(self, request: HttpRequest) -> Response:
         """`/v1/completions/render`: token ids of the prompts."""
         self._check_key(request)
-        call = read_completion(await self._body(request), self._house.tokenizer)
+        call = read_completion(await self._body(request), self._service.tokenizer)
         return JSONResponse([{"token_ids": ids.tolist()} for ids in call.prompts])
 
     async def render_chat(self, request: HttpRequest) -> Response:
         """`/v1/chat/completions/render`: token ids of the prompt."""
         self._check_key(request)
-        call = read_chat(await self._body(request), self._house.tokenizer)
+        call = read_chat(await self._body(request), self._service.tokenizer)
         return JSONResponse({"token_ids": call.prompts[0].tolist()})
 
     def _admit(self, request: HttpRequest) -> Failure | None:
         """Key, readiness, failures on purpose. Raises ApiError."""
-        house = self._house
+        service = self._service
         self._check_key(request)
-        if house.is_draining:
+        if service.is_draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=5)
-        if not house.is_ready:
-            left_s = max(1, round(house.startup_left_s + 0.5))
+        if not service.is_ready:
+            left_s = max(1, round(service.startup_left_s + 0.5))
             raise ApiError(
                 503, "the model is still loading", code="not_ready", retry_after_s=left_s
             )
-        if house.sleep_level:
+        if service.sleep_level:
             raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
@@ -177,9 +177,9 @@ class Api:
             if failure is None:
                 raise ApiError(400, f"X-Return-Error does not know {wanted!r}")
         else:
-            failure = house.failures.judge(request.url.path)
+            failure = service.failures.judge(request.url.path)
         if failure is not None:
-            house.failures_returned += 1
+            service.failures_returned += 1
             if not failure.after_tokens:
                 raise failure_error(failure)
         return failure
@@ -189,40 +189,40 @@ class Api:
         request: HttpRequest,
         call: Call,
         failure: Failure | None,
-        face: Callable[[House, Call, Exchange], Face],
+        face: Callable[[Service, Call, Exchange], Face],
     ) -> Any:
         """An answer that serves itself. Raises ApiError."""
-        house = self._house
+        service = self._service
         if call.kv is not None or call.room >= 0:
             problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
             raise ApiError(400, problem, param="kv_transfer_params")
         self._check_room(request, call)
-        self._check_serving(house.index_of(call.model))
-        exchange = make_exchange(house, call, self._adapters)
+        self._check_serving(service.index_of(call.model))
+        exchange = make_exchange(service, call, self._adapters)
         rank = request.headers.get("x-data-parallel-rank")
         if rank is not None:
             self._pin(exchange, rank)
-        return Reply(house, call, exchange, face(house, call, exchange), failure)
+        return Reply(service, call, exchange, face(service, call, exchange), failure)
 
     def _check_serving(self, model: int = -1) -> None:
         """Raises ApiError where no replica could take a prompt."""
-        if not self._house.serves(model):
+        if not self._service.serves(model):
             problem = "no replica serves prompts, and none is on its way"
             raise ApiError(503, problem, code="no_replica", retry_after_s=5)
 
     def _check_room(self, request: HttpRequest, call: Call) -> None:
         """Model, number of answers, recording, names that are kept. Raises ApiError."""
-        house = self._house
+        service = self._service
         self._check_model(call.model)
         wanted = len(call.prompts) * call.n
-        if house.cluster.open_choices + wanted > house.options.max_outstanding:
+        if service.cluster.open_choices + wanted > service.options.max_outstanding:
             raise ApiError(
                 429,
-                f"more than {house.options.max_outstanding} answers are under way",
+                f"more than {service.options.max_outstanding} answers are under way",
                 code="server_full",
                 retry_after_s=1,
             )
-        if house.cluster.tape.traffic.is_full:
+        if service.cluster.tape.traffic.is_full:
             problem = "the recording has reached --max-recording-mib, no more calls are taken"
             raise ApiError(503, problem, code="recording_full")
         call.session_id = _header(request, "x-session-affinity")
@@ -230,14 +230,14 @@ class Api:
 
     def _pin(self, exchange: Exchange, rank: str) -> None:
         """The caller says which replica serves it."""
-        count = len(self._house.cluster.replicas)
+        count = len(self._service.cluster.replicas)
         if not (rank.isascii() and rank.isdigit() and int(rank) < count):
             raise ApiError(400, f"X-data-parallel-rank is 0 to {count - 1}")
         for choice in exchange.choices:
             choice.request.pin = int(rank)
 
     def _check_key(self, request: HttpRequest) -> None:
-        key = self._house.options.api_key
+        key = self._service.options.api_key
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if key and not (
             scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), key.encode())
@@ -247,13 +247,13 @@ class Api:
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Adapters that calls may name here, and where they came from."""
-        return self._house.adapters
+        return self._service.adapters
 
     def _check_model(self, name: str | None) -> None:
-        if name and name not in self._house.model_names and name not in self._adapters:
+        if name and name not in self._service.model_names and name not in self._adapters:
             raise ApiError(
                 404,
-                f"the model `{name}` does not exist; this server has `{self._house.model}`",
+                f"the model `{name}` does not exist; this server has `{self._service.model}`",
                 param="model",
                 code="model_not_found",
             )
@@ -265,7 +265,7 @@ class Api:
     async def models(self, request: HttpRequest) -> Response:
         """`/v1/models`."""
         self._check_key(request)
-        names = [*self._house.model_names, *self._adapters]
+        names = [*self._service.model_names, *self._adapters]
         return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
@@ -276,7 +276,7 @@ class Api:
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        house = self._house
+        service = self._service
         adapter = self._adapters.get(name)
         return {
             "id": name,
@@ -284,14 +284,14 @@ class Api:
             "created": self._created,
             "owned_by": "emu",
             "root": self._root(name) if adapter is None else adapter,
-            "parent": None if adapter is None else house.model,
-            "max_model_len": house.longest[house.index_of(name)],
+            "parent": None if adapter is None else service.model,
+            "max_model_len": service.longest[service.index_of(name)],
             "permission": [],
         }
 
     def _root(self, name: str) -> str:
-        house = self._house
-        return name if name in house.models else house.model
+        service = self._service
+        return name if name in service.models else service.model
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Token ids of a prompt or of messages."""
@@ -301,11 +301,11 @@ class Api:
         if body.prompt is None and body.messages is None:
             raise ApiError(400, "give prompt or messages", param="prompt")
         text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
-        tokenizer = self._house.tokenizer
+        tokenizer = self._service.tokenizer
         ids = tokenizer.encode(text).tolist()
         content = {
             "count": len(ids),
-            "max_model_len": self._house.max_model_tokens,
+            "max_model_len": self._service.max_model_tokens,
             "tokens": ids,
             "token_strs": [tokenizer.decode([i]) for i in ids] if body.return_token_strs else None,
         }
@@ -317,17 +317,17 @@ class Api:
         body = decode_body(await self._body(request), DetokenizeBody)
         self._check_model(body.model)
         try:
-            return JSONResponse({"prompt": self._house.tokenizer.decode(body.tokens)})
+            return JSONResponse({"prompt": self._service.tokenizer.decode(body.tokens)})
         except ValueError as error:
             raise ApiError(400, str(error), param="tokens") from None
 
     async def health(self, request: HttpRequest) -> Response:
         """200 once the emulated start-up is over, 503 before and while draining."""
-        house = self._house
-        if house.is_ready and house.serves():
+        service = self._service
+        if service.is_ready and service.serves():
             return JSONResponse({"status": "ready"})
-        status = "draining" if house.is_draining else "starting"
-        if house.is_ready:
+        status = "draining" if service.is_draining else "starting"
+        if service.is_ready:
             status = "no_replica"
         return JSONResponse({"status": status}, status_code=503, headers={"retry-after": "1"})
 
@@ -341,7 +341,7 @@ class Api:
 
     async def load(self, request: HttpRequest) -> Response:
         """Answers under way, under the key that vLLM uses."""
-        return JSONResponse({"server_load": self._house.cluster.open_choices})
+        return JSONResponse({"server_load": self._service.cluster.open_choices})
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Prometheus text."""
@@ -349,7 +349,7 @@ class Api:
 
     async def document(self, request: HttpRequest) -> Response:
         """The OpenAPI document."""
-        return JSONResponse(openapi(self._house))
+        return JSONResponse(openapi(self._service))
 
 
 def _header(request: HttpRequest, name: str) -> str:
@@ -360,14 +360,14 @@ def _header(request: HttpRequest, name: str) -> str:
     return value
 
 
-def make_app(house: House) -> Starlette:
-    """The application over a house."""
+def make_app(service: Service) -> Starlette:
+    """The application over a service."""
     return assemble(
-        house,
+        service,
         [
-            *Api(house).routes(),
-            *EngineControl(house).routes(),
-            *Control(house).routes(),
-            *Scale(house).routes(),
+            *Api(service).routes(),
+            *EngineControl(service).routes(),
+            *Control(service).routes(),
+            *Scale(service).routes(),
         ],
     )

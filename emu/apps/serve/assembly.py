@@ -18,15 +18,15 @@ from emu.apps.serve.anthropic_messages import (
 )
 from emu.apps.serve.api_errors import ApiError, error_body
 from emu.apps.serve.guard import Guard
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 
 
 class _Headers:
     """Adds the speed and the caller's request id to every answer; counts errors."""
 
-    def __init__(self, app: ASGIApp, house: House) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._house = house
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,14 +36,14 @@ class _Headers:
 
         async def sending(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                speed = f"{self._house.speed:g}".encode()
+                speed = f"{self._service.speed:g}".encode()
                 headers = [*message["headers"], (b"x-emu-speed", speed)]
                 if request_id is not None:
                     headers.append((b"x-request-id", request_id))
                 message["headers"] = headers
                 status = message["status"]
                 if status >= 400:
-                    refused = self._house.http_refused
+                    refused = self._service.http_refused
                     refused[status] = refused.get(status, 0) + 1
             await send(message)
 
@@ -52,7 +52,7 @@ class _Headers:
         finally:
             ticket = scope.get("state", {}).get("ticket")
             if ticket is not None:
-                self._house.intake.end(ticket)
+                self._service.intake.end(ticket)
 
 
 async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
@@ -73,9 +73,9 @@ async def _on_disconnect(request: HttpRequest, error: Exception) -> Response:
     return JSONResponse(error_body(499, "the client has left"), status_code=499)
 
 
-def _cors(house: House) -> list[Middleware]:
+def _cors(service: Service) -> list[Middleware]:
     """Answers for pages of the sites that are allowed."""
-    origins = house.options.cors_origins
+    origins = service.options.cors_origins
     if not origins:
         return []
     shown = ["x-emu-request-id", "x-emu-speed", "x-emu-pace", "x-request-id", "retry-after"]
@@ -90,19 +90,19 @@ def _cors(house: House) -> list[Middleware]:
     ]
 
 
-def assemble(house: House, routes: list[Route]) -> Starlette:
+def assemble(service: Service, routes: list[Route]) -> Starlette:
     """An application of these routes, with guard, headers and envelopes of errors."""
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(_Headers, house=house),
-            *_cors(house),
+            Middleware(_Headers, service=service),
+            *_cors(service),
             Middleware(
                 Guard,
-                host=house.options.host,
-                allowed_hosts=house.options.allowed_hosts,
-                allowed_origins=house.options.cors_origins,
-                body_bytes_max=int(house.options.max_body_mib * 2**20),
+                host=service.options.host,
+                allowed_hosts=service.options.allowed_hosts,
+                allowed_origins=service.options.cors_origins,
+                body_bytes_max=int(service.options.max_body_mib * 2**20),
             ),
         ],
         exception_handlers={

@@ -32,7 +32,7 @@ from emu.apps.serve.bodies import decode_body, whole
 from emu.apps.serve.event_hub import Listener
 from emu.apps.serve.failures import FailureRule, FailureSchedule
 from emu.apps.serve.keys import check_control
-from emu.apps.serve.service import House, command_now
+from emu.apps.serve.service import Service, command_now
 from emu.apps.serve.snapshot import snapshot
 from emu.apps.serve.trends import REQUESTS_KEPT, described
 from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
@@ -81,12 +81,12 @@ _ROLES: Final = ("colocated", "prefill", "decode")
 
 
 class Control:
-    """The endpoints over one house."""
+    """The endpoints over one service."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        recorder = house.cluster.tape
-        recorder.on_event = house.hub.publish
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        recorder = service.cluster.tape
+        recorder.on_event = service.hub.publish
 
     def routes(self) -> list[Route]:
         """Everything under `/emu`."""
@@ -113,42 +113,42 @@ class Control:
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != "application/json":
                     raise ApiError(400, "control calls need content-type: application/json")
-            check_control(self._house, request)
+            check_control(self._service, request)
             response: Response = await endpoint(request)
             return response
 
         return guarded
 
     def _check_room(self) -> None:
-        if self._house.cluster.tape.replay.is_full:
+        if self._service.cluster.tape.replay.is_full:
             raise ApiError(429, "the recording holds no more commands and faults")
 
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
-        slo = self._house.plan.config.slo
+        slo = self._service.plan.config.slo
         facts = {
             "faults": _fault_forms(),
             "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms},
-            "replicas": len(self._house.cluster.replicas),
-            "is_disaggregated": bool(self._house.cluster.watchers),
+            "replicas": len(self._service.cluster.replicas),
+            "is_disaggregated": bool(self._service.cluster.watchers),
         }
         return HTMLResponse(live_page(facts))
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
-        return JSONResponse(snapshot(self._house))
+        return JSONResponse(snapshot(self._service))
 
     async def history(self, request: HttpRequest) -> Response:
         """A point for each second, the oldest first."""
-        return JSONResponse({"points": list(self._house.trends.points)})
+        return JSONResponse({"points": list(self._service.trends.points)})
 
     async def requests(self, request: HttpRequest) -> Response:
         """The requests with the longest TTFT among those that ended last, and what is under way."""
         count = request.query_params.get("count", "12")
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= REQUESTS_KEPT):
             raise ApiError(400, f"count is 1 to {REQUESTS_KEPT}", param="count")
-        trends = self._house.trends
-        oldest = self._house.cluster.under_way()[: int(count)]
+        trends = self._service.trends
+        oldest = self._service.cluster.under_way()[: int(count)]
         return JSONResponse(
             {
                 "slowest": trends.slowest(int(count)),
@@ -159,7 +159,7 @@ class Control:
     async def request(self, request: HttpRequest) -> Response:
         """One request."""
         number = request.path_params["number"]
-        found = self._house.trends.find(number)
+        found = self._service.trends.find(number)
         if found is None:
             problem = f"request {number} is not under way, nor among the last {REQUESTS_KEPT}"
             raise ApiError(404, problem, param="number")
@@ -167,16 +167,16 @@ class Control:
 
     async def scenario(self, request: HttpRequest) -> Response:
         """The configuration with every command and fault so far, as a cluster file."""
-        text = self._house.cluster.tape.replay.scenario()
+        text = self._service.cluster.tape.replay.scenario()
         headers = {"content-disposition": 'attachment; filename="scenario.toml"'}
         return Response(text, media_type="application/toml", headers=headers)
 
     async def events(self, request: HttpRequest) -> Response:
         """A snapshot, what happened last, then snapshots and events as they happen."""
-        hub = self._house.hub
+        hub = self._service.hub
         listener = Listener()
         hub.listeners.append(listener)
-        listener.items.append(msgspec.json.encode(snapshot(self._house)))
+        listener.items.append(msgspec.json.encode(snapshot(self._service)))
         listener.items.extend(hub.recent)
         listener.changed.set()
 
@@ -201,40 +201,40 @@ class Control:
         known = {RESET, *(name for name, _ in TARGETS)}
         if body.command not in known:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
-        house = self._house
-        replicas = house.cluster.replicas
-        is_planned = len(house.models) > 1 and house.plan.config.autoscale is not None
+        service = self._service
+        replicas = service.cluster.replicas
+        is_planned = len(service.models) > 1 and service.plan.config.autoscale is not None
         if is_planned and body.command != RESET:
             raise ApiError(409, "models that share GPUs are loaded by the planner alone")
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
-        outcome = await house.enter(
-            lambda: command_now(house, replicas[body.replica], body.command)
+        outcome = await service.enter(
+            lambda: command_now(service, replicas[body.replica], body.command)
         )
         if outcome == "refused":
-            raise ApiError(409, self._house.cluster.commander.refused[-1].partition(": ")[2])
+            raise ApiError(409, self._service.cluster.commander.refused[-1].partition(": ")[2])
         return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
 
     async def scale(self, request: HttpRequest) -> Response:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
         self._check_room()
-        if len(self._house.models) > 1:
+        if len(self._service.models) > 1:
             raise ApiError(409, "roles can be scaled where one model is served")
-        done = await self._house.enter(lambda: self._scale(body))
+        done = await self._service.enter(lambda: self._scale(body))
         if done is None:
             problem = f"there are not {body.replicas} replicas that can be {body.role} now"
             raise ApiError(409, problem, param="replicas")
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
-            for r in self._house.cluster.replicas
+            for r in self._service.cluster.replicas
         )
         return JSONResponse({"role": body.role, "replicas": serving, "commands": done})
 
     def _scale(self, body: ScaleBody) -> list[dict[str, Any]] | None:
         """What was commanded; None, and nothing is, if there are not so many replicas."""
-        cluster = self._house.cluster
+        cluster = self._service.cluster
         serving = [
             r
             for r in cluster.replicas
@@ -260,15 +260,15 @@ class Control:
             {
                 "replica": r.replica_id,
                 "command": command,
-                "outcome": command_now(self._house, r, command),
+                "outcome": command_now(self._service, r, command),
             }
             for r in candidates
         ]
 
     async def faults(self, request: HttpRequest) -> Response:
         """Inject a fault now: a table of `[[faults]]` without `at_s`."""
-        house = self._house
-        cluster = house.cluster
+        service = self._service
+        cluster = service.cluster
         raw = decode_body(await request.body(), dict[str, Any])
         if "at_s" in raw:
             raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
@@ -284,18 +284,18 @@ class Control:
                 cluster.inject(table)
             except InputError as error:
                 return str(error)
-            house.faults_injected[fault.kind] = house.faults_injected.get(fault.kind, 0) + 1
+            service.faults_injected[fault.kind] = service.faults_injected.get(fault.kind, 0) + 1
             cluster.tape.replay.add(table)
             return ""
 
-        problem = await house.enter(strike)
+        problem = await service.enter(strike)
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
 
     async def undo(self, request: HttpRequest) -> Response:
         """End a fault that is in force; the recording gets the duration that it had."""
-        cluster = self._house.cluster
+        cluster = self._service.cluster
         number = request.path_params["number"]
 
         def end() -> str:
@@ -305,14 +305,14 @@ class Control:
             cluster.tape.replay.amend(asked, lasted)
             return asked.kind
 
-        kind = await self._house.enter(end)
+        kind = await self._service.enter(end)
         if not kind:
             raise ApiError(404, f"no fault {number} is in force", param="number")
         return JSONResponse({"kind": kind, "outcome": "over"})
 
     async def knobs(self, request: HttpRequest) -> Response:
         """Speed and scripted metrics: read them, or turn them."""
-        house = self._house
+        service = self._service
         if request.method == "POST":
             body = decode_body(await request.body(), KnobsBody)
             for name, value in (body.scripted_metrics or {}).items():
@@ -325,23 +325,23 @@ class Control:
                 self._check_room()
                 await self._set_latency(body.latency_factors)
             if body.scripted_metrics is not None:
-                house.scripted = body.scripted_metrics
-            if body.speed is not None and body.speed != house.speed:
-                house.set_speed(body.speed, "asked for")
-        factors = house.cluster.commander.latency_factors
+                service.scripted = body.scripted_metrics
+            if body.speed is not None and body.speed != service.speed:
+                service.set_speed(body.speed, "asked for")
+        factors = service.cluster.commander.latency_factors
         turned = {str(k): factor for k, factor in sorted(factors.items()) if factor != 1.0}
         return JSONResponse(
             {
-                "speed": house.speed,
+                "speed": service.speed,
                 "latency_factors": turned,
-                "scripted_metrics": house.scripted,
+                "scripted_metrics": service.scripted,
             }
         )
 
     async def _set_latency(self, factors: dict[str, float]) -> None:
         """Raises ApiError for a key that names nothing; then nothing is changed."""
-        house = self._house
-        replicas, plans = house.cluster.replicas, house.plan.replicas
+        service = self._service
+        replicas, plans = service.cluster.replicas, service.plan.replicas
         for key in factors:
             group = key.removeprefix("replicas.")
             is_group = group != key and any(group == str(plan.group) for plan in plans)
@@ -358,19 +358,19 @@ class Control:
                     names = ("all", GPU_ROLE[replica.state], f"replicas.{plan.group}")
                     if key in (*names, str(replica.replica_id)):
                         wanted[replica.replica_id] = factor
-            turned = house.cluster.commander.latency_factors
+            turned = service.cluster.commander.latency_factors
             for replica_id, factor in sorted(wanted.items()):
                 if turned.get(replica_id, 1.0) != factor:
-                    command_now(house, replicas[replica_id], SET_LATENCY, factor)
+                    command_now(service, replicas[replica_id], SET_LATENCY, factor)
             for key, factor in factors.items():  # a line for a knob, not for each replica
                 target = f"replica {key}" if key.isdigit() else key
-                house.cluster.note("command", target, f"{SET_LATENCY} {factor:g}")
+                service.cluster.note("command", target, f"{SET_LATENCY} {factor:g}")
 
-        await house.enter(turn)
+        await service.enter(turn)
 
     async def failures(self, request: HttpRequest) -> Response:
         """The failure schedule of the HTTP layer: read it, or replace it."""
-        house = self._house
+        service = self._service
         if request.method == "POST":
             body = decode_body(await request.body(), FailuresBody)
             if FailureRule() in body.rules:  # a slip of the pen, with which no call would pass
@@ -380,9 +380,9 @@ class Control:
                     "or with which status"
                 )
                 raise ApiError(400, problem, param=f"rules[{index}]")
-            house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
-        rules = msgspec.to_builtins(house.failures.rules)
-        return JSONResponse({"rules": rules, "returned": house.failures_returned})
+            service.failures = FailureSchedule(body.rules, seed=service.plan.config.seed)
+        rules = msgspec.to_builtins(service.failures.rules)
+        return JSONResponse({"rules": rules, "returned": service.failures_returned})
 
 
 def _fault_forms() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.world import awaiting_kv
 from emu.cluster.plan import ReplicaPlan
 from emu.latency.engine_steps import Intake
@@ -28,12 +28,14 @@ _ROLES: Final[Mapping[ReplicaState, str]] = {
 class Endpoint:
     """One replica as one engine."""
 
-    def __init__(self, house: House, replica: ReplicaHandle, plan: ReplicaPlan, port: int) -> None:
-        self.house = house
+    def __init__(
+        self, service: Service, replica: ReplicaHandle, plan: ReplicaPlan, port: int
+    ) -> None:
+        self.service = service
         self.replica = replica
         self.plan = plan
         self.port = port
-        self.engine_id = f"emu-{house.session}-{replica.replica_id}"
+        self.engine_id = f"emu-{service.session}-{replica.replica_id}"
         self._adapters: dict[str, str] = {}
         self._adapters_life = replica.incarnation
         self.intake = Intake([plan.engine]) if plan.has_front_end and plan.engine else None
@@ -62,5 +64,5 @@ class Endpoint:
     def open_requests(self) -> int:
         """Waiting and running here, those that wait for KV of another endpoint too."""
         replica = self.replica
-        awaiting = awaiting_kv(replica, self.house.cluster.engines[replica.replica_id])
+        awaiting = awaiting_kv(replica, self.service.cluster.engines[replica.replica_id])
         return replica.view().promised_load(1, 1) + awaiting

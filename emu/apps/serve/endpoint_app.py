@@ -34,7 +34,7 @@ from emu.apps.serve.handoffs import Parked
 from emu.apps.serve.openai_face import OpenAiFace
 from emu.apps.serve.prometheus import METRICS_TYPE
 from emu.apps.serve.reply import Reply, ended_badly, send_json
-from emu.apps.serve.service import House, command_now
+from emu.apps.serve.service import Service, command_now
 from emu.apps.serve.sglang_generate import SglangBody, SglangFace, SglangLimits
 from emu.apps.serve.world import Exchange
 from emu.cluster.commands import RESET
@@ -71,11 +71,11 @@ class PrefillReply(Reply):
 class EndpointApi(Api):
     """The server's application, for one replica."""
 
-    def __init__(self, house: House, fleet: Fleet, endpoint: Endpoint) -> None:
-        super().__init__(house)
+    def __init__(self, service: Service, fleet: Fleet, endpoint: Endpoint) -> None:
+        super().__init__(service)
         self.fleet = fleet
         self.endpoint = endpoint
-        self.page = EndpointPage(house, fleet, endpoint)
+        self.page = EndpointPage(service, fleet, endpoint)
 
     def routes(self) -> list[Route]:
         """Those of every endpoint, and those of its face."""
@@ -114,16 +114,16 @@ class EndpointApi(Api):
         request: HttpRequest,
         call: Call,
         failure: Failure | None,
-        face: Callable[[House, Call, Exchange], Face],
+        face: Callable[[Service, Call, Exchange], Face],
     ) -> Any:
         self._check_serving()
         self._check_room(request, call)
-        house, role = self._house, self.endpoint.role
+        service, role = self._service, self.endpoint.role
         kv = call.kv
-        exchange = make_exchange(house, call, self._adapters)
+        exchange = make_exchange(service, call, self._adapters)
         for choice in exchange.choices:
             choice.request.pin = self.endpoint.replica.replica_id
-        form = face(house, call, exchange)
+        form = face(service, call, exchange)
         is_pair = call.room >= 0
         wants_prefill = (kv is not None and kv.do_remote_decode) or (is_pair and role == "prefill")
         wants_decode = (kv is not None and kv.do_remote_prefill) or (is_pair and role == "decode")
@@ -131,7 +131,7 @@ class EndpointApi(Api):
             if role != "colocated":
                 problem = f"a {role} endpoint serves calls with kv_transfer_params only"
                 raise ApiError(400, problem, param="kv_transfer_params")
-            return Reply(house, call, exchange, form, failure)
+            return Reply(service, call, exchange, form, failure)
         if len(exchange.choices) != 1:
             raise ApiError(400, "a call with kv_transfer_params has one answer", param="n")
         if wants_prefill:
@@ -149,7 +149,7 @@ class EndpointApi(Api):
         call.stream = False
         parked = self.fleet.handoffs.begin(self.endpoint, exchange, call.prompts[0], call)
         return PrefillReply(
-            self._house, call, exchange, form, failure, parked=parked, fleet=self.fleet
+            self._service, call, exchange, form, failure, parked=parked, fleet=self.fleet
         )
 
     async def _decode(
@@ -160,17 +160,17 @@ class EndpointApi(Api):
         form: Face,
         failure: Failure | None,
     ) -> Reply:
-        house, handoffs = self._house, self.fleet.handoffs
+        service, handoffs = self._service, self.fleet.handoffs
         if self.endpoint.role != "decode":
             problem = f"this is a {self.endpoint.role} endpoint: it fetches no KV"
             raise ApiError(400, problem, param="kv_transfer_params.do_remote_prefill")
         given = exchange.choices[0].request
-        if given.total_tokens + 1 > house.max_model_tokens:
+        if given.total_tokens + 1 > service.max_model_tokens:
             raise ApiError(400, "a handed over request needs room for one more token")
         if call.room >= 0:
             ticket = request.scope.get("state", {}).get("ticket")
             if ticket is not None:  # waiting for the other half must not hold the emulation
-                house.intake.end(ticket)
+                service.intake.end(ticket)
             # The body has been read: what comes next is that the client leaves.
             parked = await handoffs.meet(
                 call.room, call.room_port, self.endpoint, request.receive()
@@ -178,7 +178,7 @@ class EndpointApi(Api):
         else:
             assert call.kv is not None
             parked = handoffs.find(call.kv, call.prompts[0], call.cache_salt)
-        reply = Reply(house, call, exchange, form, failure)
+        reply = Reply(service, call, exchange, form, failure)
         is_pair = call.room >= 0
 
         def enter(came_ns: int | None) -> None:
@@ -209,7 +209,7 @@ class EndpointApi(Api):
             bootstrap_room=body.bootstrap_room,
             bootstrap_port=body.bootstrap_port,
         )
-        call = generate_call(fields, read_prompts(given, self._house.tokenizer))
+        call = generate_call(fields, read_prompts(given, self._service.tokenizer))
         if len(call.prompts) != 1:
             raise ApiError(400, "one prompt in a call", param="text")
         return await self._reply(request, call, failure, SglangFace)
@@ -217,7 +217,7 @@ class EndpointApi(Api):
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Those of the server, and those of this engine."""
-        return {**self._house.adapters, **self.endpoint.adapters}
+        return {**self._service.adapters, **self.endpoint.adapters}
 
     def _check_adapters(self, request: HttpRequest) -> None:
         self._check_key(request)
@@ -229,21 +229,21 @@ class EndpointApi(Api):
         """This engine may run an adapter from now on; the first step that does loads it."""
         self._check_adapters(request)
         body = decode_body(await self._body(request), AdapterBody)
-        return load_adapter(self._house, self.endpoint.adapters, body, self._adapters)
+        return load_adapter(self._service, self.endpoint.adapters, body, self._adapters)
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """This engine has it no more."""
         self._check_adapters(request)
         body = decode_body(await self._body(request), AdapterBody)
         name = body.lora_name
-        if name in self._house.adapters and name not in self.endpoint.adapters:
+        if name in self._service.adapters and name not in self.endpoint.adapters:
             problem = f"'{name}' was loaded on the server's own port; unload it there"
             raise ApiError(400, problem, type="InvalidUserInput")
         return unload_adapter(self.endpoint.adapters, body)
 
     async def health(self, request: HttpRequest) -> Response:
         """200 while the replica serves."""
-        if self._house.is_ready and self.endpoint.role:
+        if self._service.is_ready and self.endpoint.role:
             return Response()
         return Response(status_code=503, headers={"retry-after": "1"})
 
@@ -276,20 +276,20 @@ class EndpointApi(Api):
 
     async def is_sleeping(self, request: HttpRequest) -> Response:
         """Whether the engine sleeps."""
-        return JSONResponse({"is_sleeping": self._house.sleep_level > 0})
+        return JSONResponse({"is_sleeping": self._service.sleep_level > 0})
 
     async def reset(self, request: HttpRequest) -> Response:
         """Forget cached prefixes; 200 whether or not that was possible, as in vLLM."""
-        house, replica = self._house, self.endpoint.replica
-        await house.enter(lambda: command_now(house, replica, RESET))
+        service, replica = self._service, self.endpoint.replica
+        await service.enter(lambda: command_now(service, replica, RESET))
         return Response()
 
     async def vllm_info(self, request: HttpRequest) -> Response:
         """vLLM's configuration."""
-        house, plan = self._house, self.endpoint.plan
+        service, plan = self._service, self.endpoint.plan
         model = {
-            "model": house.model,
-            "served_model_name": list(house.model_names),
+            "model": service.model,
+            "served_model_name": list(service.model_names),
             "max_model_len": plan.max_model_tokens,
             "dtype": plan.model.dtype,
         }
@@ -305,7 +305,7 @@ class EndpointApi(Api):
     async def router_info(self, request: HttpRequest) -> Response:
         """What vllm-router asks for before it subscribes to KV events."""
         size = self.endpoint.plan.scheduler.block_size
-        return JSONResponse({"model_id": self._house.model, "kv_block_size": size})
+        return JSONResponse({"model_id": self._service.model, "kv_block_size": size})
 
     async def event_sources(self, request: HttpRequest) -> Response:
         """Where KV events are published; 404 if they are not."""
@@ -316,13 +316,13 @@ class EndpointApi(Api):
 
     async def sglang_info(self, request: HttpRequest) -> Response:
         """SGLang's arguments."""
-        house, plan = self._house, self.endpoint.plan
+        service, plan = self._service, self.endpoint.plan
         role = self.endpoint.role
         return JSONResponse(
             {
-                "model_path": house.model,
-                "served_model_name": house.model,
-                "tokenizer_path": house.model,
+                "model_path": service.model,
+                "served_model_name": service.model,
+                "tokenizer_path": service.model,
                 "tp_size": plan.tensor_parallel,
                 "pp_size": plan.pipeline_parallel,
                 "dp_size": 1,
@@ -337,11 +337,11 @@ class EndpointApi(Api):
 
     async def model_info(self, request: HttpRequest) -> Response:
         """SGLang's model."""
-        house, spec = self._house, self.endpoint.plan.model
+        service, spec = self._service, self.endpoint.plan.model
         return JSONResponse(
             {
-                "model_path": house.model,
-                "tokenizer_path": house.model,
+                "model_path": service.model,
+                "tokenizer_path": service.model,
                 "is_generation": True,
                 "model_type": spec.model_type,
                 "architectures": [],
@@ -349,6 +349,6 @@ class EndpointApi(Api):
         )
 
 
-def endpoint_app(house: House, fleet: Fleet, endpoint: Endpoint) -> Starlette:
+def endpoint_app(service: Service, fleet: Fleet, endpoint: Endpoint) -> Starlette:
     """The application of one endpoint."""
-    return assemble(house, EndpointApi(house, fleet, endpoint).routes())
+    return assemble(service, EndpointApi(service, fleet, endpoint).routes())

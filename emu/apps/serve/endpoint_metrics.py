@@ -17,15 +17,15 @@ from emu.apps.serve.engine_metrics import (
 )
 from emu.apps.serve.fleet import Fleet
 from emu.apps.serve.prometheus import Page, labels_text
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.world import awaiting_kv
 
 
 class EndpointPage:
     """Reads one replica when it is scraped."""
 
-    def __init__(self, house: House, fleet: Fleet, endpoint: Endpoint) -> None:
-        self._house = house
+    def __init__(self, service: Service, fleet: Fleet, endpoint: Endpoint) -> None:
+        self._service = service
         self._fleet = fleet
         self._endpoint = endpoint
         self._page = Page()
@@ -39,32 +39,32 @@ class EndpointPage:
         return self._page.take()
 
     def _vllm(self) -> None:
-        house, endpoint, page = self._house, self._endpoint, self._page
-        stats = house.cluster.engines[endpoint.replica.replica_id]
+        service, endpoint, page = self._service, self._endpoint, self._page
+        stats = service.cluster.engines[endpoint.replica.replica_id]
         one = [(endpoint.replica, endpoint.plan, stats)]
-        engine_families(page, house.models, one, name="0", scripted=house.scripted)
-        label = labels_text({"model_name": house.model, "engine": "0"})
+        engine_families(page, service.models, one, name="0", scripted=service.scripted)
+        label = labels_text({"model_name": service.model, "engine": "0"})
         request_families(page, [(label, stats)])
-        adapter_family(page, house, endpoint.replica.replica_id)
-        if house.cluster.watchers:
-            transfer_families(page, label, stats, house)
+        adapter_family(page, service, endpoint.replica.replica_id)
+        if service.cluster.watchers:
+            transfer_families(page, label, stats, service)
 
     def _sglang(self) -> None:
-        house, endpoint, page = self._house, self._endpoint, self._page
+        service, endpoint, page = self._service, self._endpoint, self._page
         replica, plan = endpoint.replica, endpoint.plan
         view = replica.view()
-        stats = house.cluster.engines[replica.replica_id]
+        stats = service.cluster.engines[replica.replica_id]
         role = endpoint.role
         label = labels_text(
             {
-                "model_name": house.model,
+                "model_name": service.model,
                 "engine_type": role if role in ("prefill", "decode") else "unified",
                 "tp_rank": "0",
                 "pp_rank": "0",
             }
         )
         size = plan.scheduler.block_size
-        watcher = house.cluster.watchers.get(replica.replica_id)
+        watcher = service.cluster.watchers.get(replica.replica_id)
         inflight = view.unfinished_migrations if watcher is not None else 0
         gauges = (
             ("num_running_reqs", "Running requests.", view.running_count),

@@ -23,16 +23,16 @@ from emu.apps.serve.adapters import AdapterBody, load_adapter, unload_adapter
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import decode_body
 from emu.apps.serve.keys import check_control
-from emu.apps.serve.service import House, command_now
+from emu.apps.serve.service import Service, command_now
 from emu.cluster.commands import RESET
 from emu.units import NS_PER_S
 
 
 class EngineControl:
-    """The endpoints over one house."""
+    """The endpoints over one service."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._changing = asyncio.Lock()
 
     def routes(self) -> list[Route]:
@@ -48,8 +48,8 @@ class EngineControl:
 
     async def sleep(self, request: HttpRequest) -> Response:
         """End or await what is under way, drop the KV, move the weights."""
-        house = self._house
-        check_control(house, request)
+        service = self._service
+        check_control(service, request)
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "abort")
         if level not in ("1", "2"):
@@ -57,38 +57,40 @@ class EngineControl:
         if mode not in ("abort", "wait"):
             raise ApiError(400, "mode is abort or wait (keep is not emulated)", param="mode")
         async with self._changing:
-            if house.sleep_level:
+            if service.sleep_level:
                 return Response()
-            house.sleep_level = int(level)
+            service.sleep_level = int(level)
             if mode == "abort":
-                house.cluster.leave_all()
-            while house.cluster.open_choices:  # noqa: ASYNC110 (ends with the last answer)
+                service.cluster.leave_all()
+            while service.cluster.open_choices:  # noqa: ASYNC110 (ends with the last answer)
                 await asyncio.sleep(0.005)
             await self._reset()
             if level == "1":
-                await self._pass_s(house.weights_to_host_s)
+                await self._pass_s(service.weights_to_host_s)
         return Response()
 
     async def wake_up(self, request: HttpRequest) -> Response:
         """The weights come back."""
-        house = self._house
-        check_control(house, request)
+        service = self._service
+        check_control(service, request)
         if request.query_params.get("tags"):
             raise ApiError(400, "tags are not emulated: everything wakes up", param="tags")
         async with self._changing:
-            if house.sleep_level:
-                from_host = house.sleep_level == 1
-                await self._pass_s(house.weights_to_host_s if from_host else house.weights_disk_s)
-                house.sleep_level = 0
+            if service.sleep_level:
+                from_host = service.sleep_level == 1
+                await self._pass_s(
+                    service.weights_to_host_s if from_host else service.weights_disk_s
+                )
+                service.sleep_level = 0
         return Response()
 
     async def is_sleeping(self, request: HttpRequest) -> Response:
         """Whether it sleeps."""
-        return JSONResponse({"is_sleeping": self._house.sleep_level > 0})
+        return JSONResponse({"is_sleeping": self._service.sleep_level > 0})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         """Forget cached prefixes on every replica that has nothing to do."""
-        check_control(self._house, request)
+        check_control(self._service, request)
         if request.query_params.get("reset_running_requests", "false").lower() == "true":
             raise ApiError(
                 400, "running requests are not preempted", param="reset_running_requests"
@@ -97,28 +99,30 @@ class EngineControl:
         return JSONResponse({"success": all(done), "replicas": sum(done)})
 
     async def _reset(self) -> list[bool]:
-        house = self._house
-        replicas = house.cluster.replicas
-        return await house.enter(lambda: [command_now(house, r, RESET) == "done" for r in replicas])
+        service = self._service
+        replicas = service.cluster.replicas
+        return await service.enter(
+            lambda: [command_now(service, r, RESET) == "done" for r in replicas]
+        )
 
     async def _pass_s(self, emulated_s: float) -> None:
         """Let emulated time go by."""
-        kernel = self._house.cluster.kernel
+        kernel = self._service.cluster.kernel
         end_ns = kernel.wall_ns() + round(emulated_s * NS_PER_S)
         while (left_ns := end_ns - kernel.wall_ns()) > 0:  # noqa: ASYNC110 (the speed may change)
             await asyncio.sleep(min(0.05, left_ns / NS_PER_S / kernel.speed))
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """A further name that can be asked for."""
-        house = self._house
-        check_control(house, request)
-        if len(house.models) > 1:
+        service = self._service
+        check_control(service, request)
+        if len(service.models) > 1:
             raise ApiError(400, "adapters are for a server of one model", type="InvalidUserInput")
         body = decode_body(await request.body(), AdapterBody)
-        return load_adapter(house, house.adapters, body, house.adapters)
+        return load_adapter(service, service.adapters, body, service.adapters)
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """The name is gone."""
-        house = self._house
-        check_control(house, request)
-        return unload_adapter(house.adapters, decode_body(await request.body(), AdapterBody))
+        service = self._service
+        check_control(service, request)
+        return unload_adapter(service.adapters, decode_body(await request.body(), AdapterBody))

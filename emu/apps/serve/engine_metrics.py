@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from emu.apps.serve.prometheus import Page, labels_text
-from emu.apps.serve.service import ADAPTERS_MAX, House
+from emu.apps.serve.service import ADAPTERS_MAX, Service
 from emu.apps.serve.world import Histogram, Statistics, awaiting_kv
 from emu.cluster.plan import ReplicaPlan
 from emu.replica.view import ReplicaHandle
@@ -110,16 +110,16 @@ _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
 )
 
 
-def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
+def adapter_family(page: Page, service: Service, replica_id: int = -1) -> None:
     """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
-    plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
+    plans = service.plan.replicas if replica_id < 0 else [service.plan.replicas[replica_id]]
     slots = [plan.slots("adapter") for plan in plans]
     has_slots = all(slots)
-    if not has_slots and not house.adapters:
+    if not has_slots and not service.adapters:
         return
     running: set[str] = set()
     waiting: set[str] = set()
-    for adapter, request in house.cluster.adapters_in_use():
+    for adapter, request in service.cluster.adapters_in_use():
         if replica_id in (-1, request.holder_id):
             (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
     label = labels_text(
@@ -196,9 +196,9 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], int]], ...]] = (
 )
 
 
-def transfer_families(page: Page, label: str, stats: Statistics, house: House) -> None:
+def transfer_families(page: Page, label: str, stats: Statistics, service: Service) -> None:
     """vLLM's connector between prefill and decode (NIXL)."""
-    cluster = house.cluster
+    cluster = service.cluster
     for name, text, pick in _TRANSFERS:
         page.histogram(f"vllm:nixl_{name}", text, [(label, pick(stats))])
     counters = (

@@ -9,7 +9,7 @@ import json
 from typing import Any, Protocol
 
 from emu.apps.serve.api_errors import ApiError
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import filler_text
 from emu.apps.serve.world import Choice
 
@@ -50,8 +50,8 @@ def compact(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def answer_text(house: House, choice: Choice) -> str:
+def answer_text(service: Service, choice: Choice) -> str:
     """The whole text of an answer."""
     if choice.script is not None:
         return choice.script.text
-    return filler_text(house.tokenizer, choice.start, choice.tokens)
+    return filler_text(service.tokenizer, choice.start, choice.tokens)

@@ -11,23 +11,23 @@ from typing import Any
 from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.handoffs import Handoffs
 from emu.apps.serve.kv_events import KvEvents
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.errors import InputError
 
 
 class Fleet:
     """All endpoints of a server."""
 
-    def __init__(self, house: House, ports: list[int], *, face: str, lease_s: float) -> None:
-        cluster = house.cluster
-        plans = house.plan.replicas
+    def __init__(self, service: Service, ports: list[int], *, face: str, lease_s: float) -> None:
+        cluster = service.cluster
+        plans = service.plan.replicas
         self.face = face
         self.endpoints = [
-            Endpoint(house, replica, plan, port)
+            Endpoint(service, replica, plan, port)
             for replica, plan, port in zip(cluster.replicas, plans, ports, strict=True)
         ]
         tells_source = face == "sglang"
-        self.handoffs = Handoffs(house, lease_s, self.endpoints, tells_source=tells_source)
+        self.handoffs = Handoffs(service, lease_s, self.endpoints, tells_source=tells_source)
 
         self.events: KvEvents | None = None
 

@@ -26,7 +26,7 @@ from emu.apps.serve.cache_salt import salted_prefix
 from emu.apps.serve.calls import Call
 from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.script import Script
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids, filler_ids
 from emu.apps.serve.world import Choice, Exchange
 from emu.kernel.clock import NEVER
@@ -99,10 +99,10 @@ class Handoffs:
     """What waits between a prefill and a decode endpoint."""
 
     def __init__(
-        self, house: House, lease_s: float, endpoints: list[Endpoint], *, tells_source: bool
+        self, service: Service, lease_s: float, endpoints: list[Endpoint], *, tells_source: bool
     ) -> None:
         """`tells_source`: the source of a transfer hears at once that the other side has died."""
-        self._house = house
+        self._service = service
         self._tells_source = tells_source
         self._fetches: list[Fetch] = []
         self._endpoints = endpoints
@@ -112,12 +112,12 @@ class Handoffs:
 
     def begin(self, endpoint: Endpoint, exchange: Exchange, prompt: Ids, call: Call) -> Parked:
         """The exchange's one request becomes one that waits after its prefill."""
-        house = self._house
+        service = self._service
         choice = exchange.choices[0]
         request, start = choice.request, choice.start  # plain: a prefill shows one token
         request.handoff_after_ns = HANDOFF_NEVER_NS
-        piece = house.tokenizer.pieces[start % len(house.tokenizer.pieces)]
-        token = int(filler_ids(house.tokenizer, start, 1)[0])
+        piece = service.tokenizer.pieces[start % len(service.tokenizer.pieces)]
+        token = int(filler_ids(service.tokenizer, start, 1)[0])
         choice.script = Script(pieces=[piece], shown=[piece], ids=[token], finish="length")
         output = 2 if call.room < 0 else request.output_tokens + 1
         self._resize(request, prompt, start, output, call.cache_salt)
@@ -142,7 +142,7 @@ class Handoffs:
             "remote_block_ids": [list(range(max(1, request.kv_blocks)))],
             "remote_engine_id": endpoint.engine_id,
             "remote_request_id": answer_id,
-            "remote_host": self._house.options.host,
+            "remote_host": self._service.options.host,
             "remote_port": endpoint.port,
             "tp_size": endpoint.plan.tensor_parallel,
         }
@@ -153,7 +153,7 @@ class Handoffs:
         """Give the request so many output tokens; no engine has seen how many it has."""
         request.output_tokens = request.max_output_tokens = output
         if request.prefix is not None:
-            ids = filler_ids(self._house.tokenizer, start, output)
+            ids = filler_ids(self._service.tokenizer, start, output)
             request.prefix = salted_prefix(prompt, ids, cache_salt)
             request.block_keys = request.chain = None
 
@@ -189,7 +189,7 @@ class Handoffs:
         """
         room = self._rooms.setdefault(number, Room())
         room.taker, room.taker_life = taker, taker.replica.incarnation
-        room.until_ns = self._house.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
+        room.until_ns = self._service.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
         for endpoint in self._endpoints:
             if endpoint.port == port:
                 room.engine, room.life = endpoint, endpoint.replica.incarnation
@@ -207,7 +207,7 @@ class Handoffs:
         self, parked: Parked, endpoint: Endpoint, exchange: Exchange, came_ns: int | None
     ) -> None:
         """The decode endpoint fetches the KV and goes on, from when it was asked."""
-        house, cluster = self._house, self._house.cluster
+        service, cluster = self._service, self._service.cluster
         request = parked.request
         given = exchange.choices[0]
         output = given.request.output_tokens + 1
@@ -247,12 +247,12 @@ class Handoffs:
             if watcher is not None:
                 watcher.look()
 
-        entered_ns = house.cluster.kernel.enter(come, came_ns)
+        entered_ns = service.cluster.kernel.enter(come, came_ns)
         exchange.came_ns = entered_ns if came_ns is None else came_ns
 
     def sweep(self, *, everything: bool = False) -> None:
         """Give up what did not come in time (or all of it: the server ends)."""
-        cluster = self._house.cluster
+        cluster = self._service.cluster
         now_ns = cluster.kernel.wall_ns()
         for number, room in list(self._rooms.items()):
             if not room.prefill.done():
@@ -283,7 +283,7 @@ class Handoffs:
         SGLang's source hears of the death and gives the KV up. vLLM's does not: its lease ends it,
         here at the latest when the engine comes back, which knows nothing of the request.
         """
-        cluster, parked = self._house.cluster, fetch.parked
+        cluster, parked = self._service.cluster, fetch.parked
         if parked.request.status.is_terminal:
             return False
         if not fetch.is_broken:
@@ -305,7 +305,7 @@ class Handoffs:
 
     def _expire(self, parked: Parked) -> None:
         """Give up KV that no endpoint has fetched."""
-        cluster = self._house.cluster
+        cluster = self._service.cluster
         for stats in (cluster.stats, cluster.engines[parked.endpoint.replica.replica_id]):
             stats.kv_expired += 1
         cluster.forsake(parked.request)

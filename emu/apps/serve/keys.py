@@ -7,12 +7,12 @@ import hmac
 from starlette.requests import Request as HttpRequest
 
 from emu.apps.serve.api_errors import ApiError
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 
 
-def check_control(house: House, request: HttpRequest) -> None:
+def check_control(service: Service, request: HttpRequest) -> None:
     """Raises ApiError without the token, where one is needed."""
-    token = house.control_token
+    token = service.control_token
     if not token:
         return
     given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""

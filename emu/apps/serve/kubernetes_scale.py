@@ -22,7 +22,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from emu.apps.serve.keys import check_control
-from emu.apps.serve.service import House, command_now
+from emu.apps.serve.service import Service, command_now
 from emu.cluster.commands import TARGETS
 from emu.replica.states import GPU_ROLE, ReplicaState
 from emu.replica.view import ReplicaHandle
@@ -40,10 +40,10 @@ class _Refused(Exception):
 
 
 class Scale:
-    """The endpoints over one house."""
+    """The endpoints over one service."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._wanted: dict[str, int] = {}
         self._version = 1
         self._starting: dict[str, set[int]] = {role: set() for role in ROLES}
@@ -55,12 +55,12 @@ class Scale:
 
     async def scale(self, request: HttpRequest) -> Response:
         """Read or write."""
-        check_control(self._house, request)
+        check_control(self._service, request)
         name = request.path_params["name"]
         try:
             if name not in ROLES:
                 raise _Refused(404, f'deployments.apps "{name}" not found')
-            if len(self._house.models) > 1:
+            if len(self._service.models) > 1:
                 raise _Refused(404, "roles can be scaled where one model is served")
             if request.method != "GET":
                 await self._write(name, await request.body())
@@ -88,7 +88,7 @@ class Scale:
     def _serving(self, role: str) -> list[ReplicaHandle]:
         return [
             r
-            for r in self._house.cluster.replicas
+            for r in self._service.cluster.replicas
             if GPU_ROLE[r.state] == role and not r.state.value.startswith("shutting")
         ]
 
@@ -126,28 +126,28 @@ class Scale:
         taken = set().union(*self._starting.values())
         return [
             r
-            for r in self._house.cluster.replicas
+            for r in self._service.cluster.replicas
             if r.state is ReplicaState.INACTIVE and r.replica_id not in taken
         ]
 
     async def _start(self, role: str, replica: ReplicaHandle) -> None:
         """The weights arrive, then it serves (unless it is no longer wanted)."""
-        house = self._house
-        kernel = house.cluster.kernel
-        end_ns = kernel.wall_ns() + round(house.weights_to_host_s * NS_PER_S)
+        service = self._service
+        kernel = service.cluster.kernel
+        end_ns = kernel.wall_ns() + round(service.weights_to_host_s * NS_PER_S)
         starting = self._starting[role]
         while (left_ns := end_ns - kernel.wall_ns()) > 0:  # noqa: ASYNC110 (the speed may change)
             await asyncio.sleep(min(0.05, left_ns / NS_PER_S / kernel.speed))
         if replica.replica_id in starting:
             starting.discard(replica.replica_id)
-            await house.enter(lambda: command_now(house, replica, f"to_{role}"))
+            await service.enter(lambda: command_now(service, replica, f"to_{role}"))
 
     async def _remove(self, role: str, count: int) -> None:
         """Those that start first, then the highest ids."""
-        starting, house = self._starting[role], self._house
+        starting, service = self._starting[role], self._service
         for replica_id in sorted(starting, reverse=True)[:count]:
             starting.discard(replica_id)
             count -= 1
         leaving = [r for r in reversed(self._serving(role)) if ("deactivate", r.state) in TARGETS]
         for replica in leaving[:count]:
-            await house.enter(lambda r=replica: command_now(house, r, "deactivate"))  # type: ignore[misc]
+            await service.enter(lambda r=replica: command_now(service, r, "deactivate"))  # type: ignore[misc]

@@ -27,7 +27,7 @@ import msgspec
 
 from emu.apps.serve.cache_salt import unsalted
 from emu.apps.serve.endpoint import Endpoint
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.errors import InputError
 from emu.request import Request
 
@@ -277,19 +277,19 @@ def zmq_context() -> Any:
 class KvEvents:
     """KV events of all endpoints: live on a port each, replays on as many behind these."""
 
-    def __init__(self, house: House, endpoints: list[Endpoint], port: int, wire: Wire) -> None:
+    def __init__(self, service: Service, endpoints: list[Endpoint], port: int, wire: Wire) -> None:
         """Raises InputError: no pyzmq, a port in use, no prefix caching."""
-        self._house = house
+        self._service = service
         self._wire = wire
         self._context = zmq_context()
         self._is_present = [True] * len(endpoints)
         self._endpoints = endpoints
         self.publishers: list[Publisher] = []
         self.ledgers: list[Ledger] = []
-        host = house.options.host
+        host = service.options.host
         try:
             for index, endpoint in enumerate(endpoints):
-                topic = f"kv@{host}:{endpoint.port}@{house.model}"
+                topic = f"kv@{host}:{endpoint.port}@{service.model}"
                 ports = (port + index, port + len(endpoints) + index) if port else (0, 0)
                 self.publishers.append(Publisher(self._context, host, *ports, topic))
                 self.ledgers.append(self._ledger(index, endpoint))
@@ -304,9 +304,9 @@ class KvEvents:
         def changed() -> None:
             loop.call_soon(self._flush, index)
 
-        house = self._house
-        salt_of = house.cluster.cache_salt_of
-        ledger = Ledger(self._wire, size, changed, salt_of, house.adapter_ids)
+        service = self._service
+        salt_of = service.cluster.cache_salt_of
+        ledger = Ledger(self._wire, size, changed, salt_of, service.adapter_ids)
         if not endpoint.replica.view().watch_cache(ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)
@@ -315,7 +315,7 @@ class KvEvents:
     def _flush(self, index: int) -> None:
         events = self.ledgers[index].take()
         if events:
-            self.publishers[index].send(self._house.cluster.kernel.unix_s(), events)
+            self.publishers[index].send(self._service.cluster.kernel.unix_s(), events)
 
     def update(self) -> None:
         """Answer replays; a replica that has gone begins anew when it comes back."""

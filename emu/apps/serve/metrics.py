@@ -16,7 +16,7 @@ from emu.apps.serve.engine_metrics import (
     transfer_families,
 )
 from emu.apps.serve.prometheus import Page, labels_text
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.replica.states import ReplicaState
 from emu.units import NS_PER_S
 
@@ -24,32 +24,32 @@ from emu.units import NS_PER_S
 class MetricsPage:
     """The page of the whole cluster; reads it when it is scraped."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._page = Page()
 
     def render(self) -> bytes:
         """All families."""
-        house, page = self._house, self._page
-        cluster = house.cluster
-        engines = list(zip(cluster.replicas, house.plan.replicas, cluster.engines, strict=True))
-        engine_families(page, house.models, engines, scripted=house.scripted)
+        service, page = self._service, self._page
+        cluster = service.cluster
+        engines = list(zip(cluster.replicas, service.plan.replicas, cluster.engines, strict=True))
+        engine_families(page, service.models, engines, scripted=service.scripted)
         rows = [
             (labels_text({"model_name": name, "engine": "all"}), stats)
-            for name, stats in zip(house.models, cluster.of_models, strict=True)
+            for name, stats in zip(service.models, cluster.of_models, strict=True)
         ]
         request_families(page, rows)
-        adapter_family(page, house)
+        adapter_family(page, service)
         if cluster.watchers:
-            everywhere = labels_text({"model_name": house.model, "engine": "all"})
-            transfer_families(page, everywhere, cluster.stats, house)
+            everywhere = labels_text({"model_name": service.model, "engine": "all"})
+            transfer_families(page, everywhere, cluster.stats, service)
         self._cluster_families()
         self._server_families()
         self._control_families()
         return page.take()
 
     def _cluster_families(self) -> None:
-        page, cluster = self._page, self._house.cluster
+        page, cluster = self._page, self._service.cluster
         counts = dict.fromkeys(ReplicaState, 0)
         for replica in cluster.replicas:
             counts[replica.state] += 1
@@ -74,19 +74,19 @@ class MetricsPage:
         page.counter("emu:transitions", "Changes of replicas' states.", moves)
 
     def _server_families(self) -> None:
-        page, house = self._page, self._house
-        kernel, pace = house.cluster.kernel, house.cluster.pace
+        page, service = self._page, self._service
+        kernel, pace = service.cluster.kernel, service.cluster.pace
         gauges = (
             ("time_seconds", "Emulated time since the start.", kernel.wall_ns() / NS_PER_S),
-            ("speed", "Emulated seconds per second.", house.speed),
-            ("ready", "1 after the start-up.", float(house.is_ready)),
-            ("open_streams", "Answers under way.", float(house.cluster.open_choices)),
+            ("speed", "Emulated seconds per second.", service.speed),
+            ("ready", "1 after the start-up.", float(service.is_ready)),
+            ("open_streams", "Answers under way.", float(service.cluster.open_choices)),
             ("timer_lag_seconds", "Lateness of the last timer.", kernel.lag_ns / NS_PER_S),
             ("timer_lag_max_seconds", "Largest so far.", kernel.lag_max_ns / NS_PER_S),
-            ("drift_seconds", "Emulation behind the wall clock.", house.drift_s),
-            ("drift_max_seconds", "Largest so far.", house.drift_max_s),
-            ("event_loop_lag_seconds", "Wall time: last wake-up too late by.", house.loop_lag_s),
-            ("event_loop_lag_max_seconds", "Largest so far.", house.loop_lag_max_s),
+            ("drift_seconds", "Emulation behind the wall clock.", service.drift_s),
+            ("drift_max_seconds", "Largest so far.", service.drift_max_s),
+            ("event_loop_lag_seconds", "Wall time: last wake-up too late by.", service.loop_lag_s),
+            ("event_loop_lag_max_seconds", "Largest so far.", service.loop_lag_max_s),
             ("pace_late", "1 if the machine does not keep up.", float(pace.is_late)),
             ("pace_lateness_seconds", "Lateness of the last answer.", pace.last_s),
             ("pace_lateness_max_seconds", "Largest so far.", pace.worst_s),
@@ -98,17 +98,17 @@ class MetricsPage:
         page.counter("emu:pace_late_requests", "Answers that were late.", [("", pace.late)])
 
     def _control_families(self) -> None:
-        page, house = self._page, self._house
-        refused = [(f'status="{status}"', float(n)) for status, n in house.http_refused.items()]
+        page, service = self._page, self._service
+        refused = [(f'status="{status}"', float(n)) for status, n in service.http_refused.items()]
         page.counter("emu:http_errors", "Answers with an error status.", refused)
-        returned = [("", float(house.failures_returned))]
+        returned = [("", float(service.failures_returned))]
         page.counter("emu:failures_returned", "Scheduled failures.", returned)
-        injected = [(f'kind="{kind}"', float(n)) for kind, n in house.faults_injected.items()]
+        injected = [(f'kind="{kind}"', float(n)) for kind, n in service.faults_injected.items()]
         page.counter("emu:faults_injected", "Faults from the control interface.", injected)
-        struck = [(f'kind="{kind}"', float(n)) for kind, n in house.cluster.faults.struck.items()]
+        struck = [(f'kind="{kind}"', float(n)) for kind, n in service.cluster.faults.struck.items()]
         page.counter("emu:faults", "Faults that struck.", struck)
         commands = [
             (f'command="{command}",outcome="{outcome}"', float(n))
-            for (command, outcome), n in house.commands_given.items()
+            for (command, outcome), n in service.commands_given.items()
         ]
         page.counter("emu:commands", "Commands to replicas.", commands)

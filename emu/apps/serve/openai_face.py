@@ -15,7 +15,7 @@ from emu.apps.serve.calls import Call
 from emu.apps.serve.faces import DONE, answer_text, compact, event
 from emu.apps.serve.logprobs import chat_logprobs, completion_logprobs, prompt_pieces
 from emu.apps.serve.script import Script
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.world import Choice, Exchange
 
 
@@ -36,13 +36,13 @@ def usage_of(call: Call, exchange: Exchange) -> dict[str, Any]:
 class OpenAiFace:
     """Completions and chats."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
-        self._house = house
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self._service = service
         self._call = call
         self._exchange = exchange
         self._created = int(time.time())
         kind = "chatcmpl" if call.is_chat else "cmpl"
-        self.answer_id = f"{kind}-{call.request_id or f'{house.session}-{house.next_call()}'}"
+        self.answer_id = f"{kind}-{call.request_id or f'{service.session}-{service.next_call()}'}"
         self.extra: dict[str, Any] = {}
         """Further keys of a whole answer."""
         self._ends: dict[str, bytes] = {}
@@ -65,11 +65,11 @@ class OpenAiFace:
 
     @property
     def _model(self) -> str:
-        return self._call.model or self._house.model
+        return self._call.model or self._service.model
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         call, script = self._call, choice.script
-        text = "" if call.max_tokens == 0 else answer_text(self._house, choice)
+        text = "" if call.max_tokens == 0 else answer_text(self._service, choice)
         answer: dict[str, Any] = {"index": choice.index}
         if call.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -94,14 +94,14 @@ class OpenAiFace:
 
     def _prompt_pieces(self, choice: Choice) -> list[str]:
         prompt = self._call.prompts[choice.index // self._call.n]
-        return prompt_pieces(self._house.tokenizer, prompt)
+        return prompt_pieces(self._service.tokenizer, prompt)
 
     def _echoed(self, choice: Choice) -> str:
         return "".join(self._prompt_pieces(choice))
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         """Log-probabilities of a whole answer."""
-        call, script, tokenizer = self._call, choice.script, self._house.tokenizer
+        call, script, tokenizer = self._call, choice.script, self._service.tokenizer
         if call.logprobs < 0:
             return None
         pieces = script.pieces if script is not None and call.max_tokens != 0 else []
@@ -145,7 +145,7 @@ class OpenAiFace:
         return b"".join(self._news(after))
 
     def _news(self, after: int) -> Iterator[bytes]:
-        pieces = self._house.piece_bytes
+        pieces = self._service.piece_bytes
         for choice in self._exchange.choices:
             end = choice.produced if after == 0 else min(choice.produced, after)
             if choice.script is not None or self._call.max_tokens == 0:
@@ -202,7 +202,7 @@ class OpenAiFace:
             yield event(chunk)
 
     def _chunk_logprobs(self, choice: Choice, position: int) -> dict[str, Any] | None:
-        call, script, tokenizer = self._call, choice.script, self._house.tokenizer
+        call, script, tokenizer = self._call, choice.script, self._service.tokenizer
         if call.logprobs < 0:
             return None
         pieces = script.pieces[position : position + 1] if script is not None else []

@@ -24,7 +24,7 @@ from emu.apps.serve.bodies import (
 )
 from emu.apps.serve.calls import Call, chat_call
 from emu.apps.serve.faces import answer_text, compact
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.world import Choice, Exchange
 
@@ -164,12 +164,12 @@ def _choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
 class ResponsesFace:
     """The form of the answer."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
-        self._house = house
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self._service = service
         self._call = call
         self._choice: Choice = exchange.choices[0]
         self._created = int(time.time())
-        number = f"{house.session}{house.next_call():08x}"
+        number = f"{service.session}{service.next_call():08x}"
         self.answer_id = f"resp_{call.request_id or number}"
         self._item_id = f"{'fc' if self._has_tool else 'msg'}_{number}"
         self._sequence = 0
@@ -190,7 +190,7 @@ class ResponsesFace:
             "id": self.answer_id,
             "object": "response",
             "created_at": self._created,
-            "model": self._call.model or self._house.model,
+            "model": self._call.model or self._service.model,
             "status": "incomplete" if is_cut else status,
             "incomplete_details": details,
             "error": None,
@@ -224,7 +224,7 @@ class ResponsesFace:
                 "arguments": "" if is_empty else script.tool.arguments,
                 "status": status,
             }
-        content = [] if is_empty else [self._part(answer_text(self._house, self._choice))]
+        content = [] if is_empty else [self._part(answer_text(self._service, self._choice))]
         return {
             "type": "message",
             "id": self._item_id,
@@ -257,7 +257,7 @@ class ResponsesFace:
         """One delta for each token."""
         choice, script = self._choice, self._choice.script
         end = choice.produced if after == 0 else min(choice.produced, after)
-        pieces = self._house.tokenizer.pieces
+        pieces = self._service.tokenizer.pieces
         found = b""
         place: dict[str, Any] = {"item_id": self._item_id, "output_index": 0}
         while choice.sent < end:
@@ -288,7 +288,7 @@ class ResponsesFace:
                 "response.function_call_arguments.done", **place, name=name, arguments=arguments
             )
         else:
-            text = answer_text(self._house, self._choice)
+            text = answer_text(self._service, self._choice)
             ended = self._event(
                 "response.output_text.done", **place, content_index=0, text=text, logprobs=[]
             )

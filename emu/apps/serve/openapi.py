@@ -36,7 +36,7 @@ from emu.apps.serve.pooling import (
     RerankBody,
     ScoreBody,
 )
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import FAULT_KINDS
 from emu.process.version import __version__
@@ -300,15 +300,15 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def openapi(house: House) -> dict[str, Any]:
+def openapi(service: Service) -> dict[str, Any]:
     """The document as plain values."""
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": f"emu, serving {house.model}", "version": __version__},
-        "paths": _paths(house.model),
+        "info": {"title": f"emu, serving {service.model}", "version": __version__},
+        "paths": _paths(service.model),
         "components": {"schemas": {**_bodies(), **_answers()}},
     }
-    if house.options.api_key:
+    if service.options.api_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, methods in document["paths"].items():
             if path.startswith("/v1/") or path in ("/tokenize", "/detokenize"):

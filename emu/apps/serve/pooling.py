@@ -21,7 +21,7 @@ from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX, decode_body
 from emu.apps.serve.calls import Call, read_prompts
 from emu.apps.serve.faces import compact
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids
 from emu.apps.serve.world import Exchange
 
@@ -71,8 +71,8 @@ def vector_of(ids: Ids, dimensions: int) -> Vector:
 class PoolingFace:
     """What the three have in common: nothing streams."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
-        self._house = house
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self._service = service
         self._call = call
         self._exchange = exchange
 
@@ -80,8 +80,8 @@ class PoolingFace:
         """One JSON object."""
         prompt = sum(len(p) for p in self._call.prompts)
         usage = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0}
-        number = self._call.request_id or f"{self._house.session}-{self._house.next_call()}"
-        model = self._call.model or self._house.model
+        number = self._call.request_id or f"{self._service.session}-{self._service.next_call()}"
+        model = self._call.model or self._service.model
         return compact({**self.content(number), "model": model, "usage": usage})
 
     def content(self, number: str) -> dict[str, Any]:
@@ -108,15 +108,17 @@ class PoolingFace:
 class EmbeddingFace(PoolingFace):
     """`/v1/embeddings`."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange, body: EmbeddingBody) -> None:
-        super().__init__(house, call, exchange)
+    def __init__(
+        self, service: Service, call: Call, exchange: Exchange, body: EmbeddingBody
+    ) -> None:
+        super().__init__(service, call, exchange)
         self._body = body
 
     def content(self, number: str) -> dict[str, Any]:
         """One vector for each input."""
         size = (
             self._body.dimensions
-            or self._house.plans[self._house.index_of(self._call.model)].model.hidden
+            or self._service.plans[self._service.index_of(self._call.model)].model.hidden
         )
         data = []
         for index, prompt in enumerate(self._call.prompts):
@@ -137,15 +139,15 @@ class RerankFace(PoolingFace):
     """`/rerank`: documents by likeness to the query."""
 
     def __init__(
-        self, house: House, call: Call, exchange: Exchange, body: RerankBody, query: Ids
+        self, service: Service, call: Call, exchange: Exchange, body: RerankBody, query: Ids
     ) -> None:
-        super().__init__(house, call, exchange)
+        super().__init__(service, call, exchange)
         self._body = body
         self._query = query
 
     def content(self, number: str) -> dict[str, Any]:
         """The best first."""
-        body, encode = self._body, self._house.tokenizer.encode
+        body, encode = self._body, self._service.tokenizer.encode
         scores = _scores([self._query] * len(body.documents), [encode(d) for d in body.documents])
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         results = []
@@ -161,9 +163,9 @@ class ScoreFace(PoolingFace):
     """`/score`."""
 
     def __init__(
-        self, house: House, call: Call, exchange: Exchange, pairs: Sequence[tuple[Ids, Ids]]
+        self, service: Service, call: Call, exchange: Exchange, pairs: Sequence[tuple[Ids, Ids]]
     ) -> None:
-        super().__init__(house, call, exchange)
+        super().__init__(service, call, exchange)
         self._pairs = pairs
 
     def content(self, number: str) -> dict[str, Any]:
@@ -200,24 +202,24 @@ def _pooling_call(prompts: list[Ids], model: str | None, tenant: str = "") -> Ca
     )
 
 
-def read_embedding(data: bytes, house: House) -> tuple[Call, EmbeddingBody]:
+def read_embedding(data: bytes, service: Service) -> tuple[Call, EmbeddingBody]:
     """Raises ApiError."""
     body = decode_body(data, EmbeddingBody)
-    prompts = read_prompts(body.input, house.tokenizer)
+    prompts = read_prompts(body.input, service.tokenizer)
     return _pooling_call(prompts, body.model, body.user or ""), body
 
 
-def read_rerank(data: bytes, house: House) -> tuple[Call, RerankBody, Ids]:
+def read_rerank(data: bytes, service: Service) -> tuple[Call, RerankBody, Ids]:
     """Each document is read with the query before it. Raises ApiError."""
     body = decode_body(data, RerankBody)
-    query = house.tokenizer.encode(body.query)
+    query = service.tokenizer.encode(body.query)
     if len(query) == 0:
         raise ApiError(400, "the query is empty", param="query")
-    prompts = [np.concatenate((query, house.tokenizer.encode(d))) for d in body.documents]
+    prompts = [np.concatenate((query, service.tokenizer.encode(d))) for d in body.documents]
     return _pooling_call(prompts, body.model), body, query
 
 
-def read_score(data: bytes, house: House) -> tuple[Call, list[tuple[Ids, Ids]]]:
+def read_score(data: bytes, service: Service) -> tuple[Call, list[tuple[Ids, Ids]]]:
     """Raises ApiError."""
     body = decode_body(data, ScoreBody)
     left = [body.text_1] if isinstance(body.text_1, str) else body.text_1
@@ -226,7 +228,7 @@ def read_score(data: bytes, house: House) -> tuple[Call, list[tuple[Ids, Ids]]]:
         left = left * len(right)
     if len(left) != len(right) or not right:
         raise ApiError(400, "text_1 and text_2 are as many, or text_1 is one", param="text_2")
-    encode = house.tokenizer.encode
+    encode = service.tokenizer.encode
     pairs = [(encode(a), encode(b)) for a, b in zip(left, right, strict=True)]
     prompts = [np.concatenate(pair) for pair in pairs]
     if any(len(prompt) == 0 for prompt in prompts):

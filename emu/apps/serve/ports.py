@@ -54,7 +54,7 @@ class Dispatch:
         await self.by_port.get(port, self._main)(scope, receive, send)
 
 
-class Doors:
+class ReplicaPorts:
     """Opens and closes the ports of a fleet."""
 
     def __init__(self, host: str, endpoints: list[Endpoint], sockets: list[socket.socket]) -> None:

@@ -20,7 +20,7 @@ from emu.apps.serve.faces import Face
 from emu.apps.serve.failures import Failure, failure_error
 from emu.apps.serve.intake import Ticket
 from emu.apps.serve.pace import ALLOWED_NS
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.world import Exchange
 from emu.request import Request, Status
 
@@ -36,9 +36,9 @@ class Reply:
     """The ASGI answer to a call."""
 
     def __init__(
-        self, house: House, call: Call, exchange: Exchange, face: Face, failure: Failure | None
+        self, service: Service, call: Call, exchange: Exchange, face: Face, failure: Failure | None
     ) -> None:
-        self.house = house
+        self.service = service
         self.call = call
         self.exchange = exchange
         self.face = face
@@ -55,7 +55,7 @@ class Reply:
         ticket: Ticket | None = scope.get("state", {}).get("ticket")
         self.enter(ticket.at_ns if ticket is not None else None)
         if ticket is not None:
-            self.house.intake.end(ticket)
+            self.service.intake.end(ticket)
         watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
@@ -65,16 +65,16 @@ class Reply:
         finally:
             watcher.cancel()
             if not exchange.is_ended:
-                self.house.cluster.leave(exchange)
+                self.service.cluster.leave(exchange)
 
     def _submit(self, came_ns: int | None) -> None:
-        self.house.cluster.submit(self.exchange, came_ns)
+        self.service.cluster.submit(self.exchange, came_ns)
 
     async def _watch(self, receive: Receive) -> None:
         while True:
             message: Message = await receive()
             if message["type"] == "http.disconnect":
-                self.house.cluster.leave(self.exchange)
+                self.service.cluster.leave(self.exchange)
                 return
 
     async def _change(self) -> bool:
@@ -82,7 +82,7 @@ class Reply:
         exchange = self.exchange
         await exchange.changed.wait()
         exchange.changed.clear()
-        if self.house.cluster.error is not None:
+        if self.service.cluster.error is not None:
             raise ApiError(500, "the emulation has ended with an error", code="emulator_fault")
         return not exchange.has_left
 
@@ -111,7 +111,7 @@ class Reply:
             raise ended_badly(failed)
         self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
         await _start(send, 200, [*_SSE_HEADERS, *self._headers()])
-        kernel = self.house.cluster.kernel
+        kernel = self.service.cluster.kernel
         after = self.failure.after_tokens if self.failure is not None else 0
         opening = face.opening()
         while True:
@@ -143,16 +143,16 @@ class Reply:
         first = self.exchange.choices[0].request.request_id
         return [
             (b"x-emu-request-id", str(first).encode()),
-            (b"x-emu-pace", self.house.cluster.pace.header),
+            (b"x-emu-pace", self.service.cluster.pace.header),
         ]
 
     def _note_first(self, due_ns: int) -> None:
-        cluster, exchange = self.house.cluster, self.exchange
+        cluster, exchange = self.service.cluster, self.exchange
         now_ns = cluster.kernel.wall_ns()
         self._was_late = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
 
     def _note_last(self) -> None:
-        cluster, exchange = self.house.cluster, self.exchange
+        cluster, exchange = self.service.cluster, self.exchange
         if not self._is_slow_reader:
             due_ns = max(choice.last_ns for choice in exchange.choices)
             now_ns, was_late = cluster.kernel.wall_ns(), self._was_late

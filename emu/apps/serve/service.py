@@ -70,7 +70,7 @@ def weights_from_disk_s(plan: Plan) -> float:
     )
 
 
-class House:
+class Service:
     """Shared by all endpoints of one server."""
 
     def __init__(
@@ -206,21 +206,21 @@ class House:
 
 
 def command_now(
-    house: House, replica: ReplicaHandle, command: str, factor: float | None = None
+    service: Service, replica: ReplicaHandle, command: str, factor: float | None = None
 ) -> str:
     """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
-    cluster = house.cluster
+    cluster = service.cluster
     now_s = cluster.kernel.now_ns / NS_PER_S
     given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
     table = msgspec.convert(given, prepared(CommandTable))
-    steps_alone = not house.plan.replicas[replica.replica_id].data_parallel_group
+    steps_alone = not service.plan.replicas[replica.replica_id].data_parallel_group
     if steps_alone or not table.is_of_roles:
         is_done = cluster.commander.issue(replica, table)
     else:
         is_done = cluster.commander.refuse(replica, table, "steps together with others")
     outcome = "done" if is_done else "refused"
-    count = house.commands_given.get((command, outcome), 0)
-    house.commands_given[command, outcome] = count + 1
+    count = service.commands_given.get((command, outcome), 0)
+    service.commands_given[command, outcome] = count + 1
     if is_done:
         cluster.tape.replay.add(table)
         if factor is None:

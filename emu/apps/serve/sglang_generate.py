@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.calls import Call
 from emu.apps.serve.faces import answer_text, compact
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.apps.serve.world import Exchange
 from emu.units import NS_PER_S
 
@@ -47,10 +47,10 @@ class SglangLimits(Struct, kw_only=True):
 class SglangFace:
     """The form of `/generate`: a stream carries the whole text so far."""
 
-    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
-        self._house = house
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self._service = service
         self._choice = exchange.choices[0]
-        self.answer_id = call.request_id or f"{house.session}{house.next_call():08x}"
+        self.answer_id = call.request_id or f"{service.session}{service.next_call():08x}"
 
     def _content(self, text: str, tokens: int, *, is_done: bool) -> dict[str, Any]:
         choice, request = self._choice, self._choice.request
@@ -76,7 +76,7 @@ class SglangFace:
 
     def whole(self) -> bytes:
         """One JSON object."""
-        text = answer_text(self._house, self._choice)
+        text = answer_text(self._service, self._choice)
         return compact(self._content(text, self._choice.produced, is_done=True))
 
     def opening(self) -> bytes:
@@ -86,15 +86,15 @@ class SglangFace:
     def news(self, after: int) -> bytes:
         """One event for each token, with all of the text so far."""
         choice = self._choice
-        whole = answer_text(self._house, choice)
+        whole = answer_text(self._service, choice)
         pieces = (
             choice.script.shown
             if choice.script is not None
             else [whole[i : i + 1] for i in range(len(whole))]
         )
-        if choice.script is None and len(self._house.tokenizer.pieces[0]) != 1:
-            size = len(self._house.tokenizer.pieces)
-            names = self._house.tokenizer.pieces
+        if choice.script is None and len(self._service.tokenizer.pieces[0]) != 1:
+            size = len(self._service.tokenizer.pieces)
+            names = self._service.tokenizer.pieces
             count = choice.tokens
             pieces = [names[(choice.start + i) % size] for i in range(count)]
         end = choice.produced if after == 0 else min(choice.produced, after)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from emu.apps.serve.service import House
+from emu.apps.serve.service import Service
 from emu.cluster.commands import TARGETS
 from emu.units import NS_PER_S
 
 
-def snapshot(house: House) -> dict[str, Any]:
+def snapshot(service: Service) -> dict[str, Any]:
     """The cluster as it is now."""
-    cluster = house.cluster
+    cluster = service.cluster
     kernel = cluster.kernel
     replicas = []
     prefill_tokens = decode_tokens = 0
@@ -40,11 +40,11 @@ def snapshot(house: House) -> dict[str, Any]:
     return {
         "event": "state",
         "at_s": kernel.wall_ns() / NS_PER_S,
-        "speed": house.speed,
-        "model": ", ".join(house.models) if len(house.models) > 1 else house.model,
-        "is_ready": house.is_ready,
-        "startup_left_s": round(house.startup_left_s, 3),
-        "is_draining": house.is_draining,
+        "speed": service.speed,
+        "model": ", ".join(service.models) if len(service.models) > 1 else service.model,
+        "is_ready": service.is_ready,
+        "startup_left_s": round(service.startup_left_s, 3),
+        "is_draining": service.is_draining,
         "outstanding": gateway.outstanding,
         "held": len(gateway.held) + sum(map(len, gateway.queues)),
         "replicas": replicas,
@@ -53,9 +53,9 @@ def snapshot(house: House) -> dict[str, Any]:
         "prefill_tokens": prefill_tokens,
         "decode_tokens": decode_tokens,
         "ended": cluster.stats.by_status,
-        "latencies": _latencies(house),
-        "planner": _planner(house),
-        "pairs": house.trends.pairs(),
+        "latencies": _latencies(service),
+        "planner": _planner(service),
+        "pairs": service.trends.pairs(),
         "pace": {
             "verdict": cluster.pace.verdict,
             "requests": cluster.pace.requests,
@@ -64,9 +64,9 @@ def snapshot(house: House) -> dict[str, Any]:
             "first_late_s": round(cluster.pace.first_late_s, 3),
             "is_late_now": cluster.pace.late_since_s >= 0,
         },
-        "drift_s": round(house.drift_s, 6),
-        "loop_lag_s": round(house.loop_lag_s, 6),
-        "failures_returned": house.failures_returned,
+        "drift_s": round(service.drift_s, 6),
+        "loop_lag_s": round(service.loop_lag_s, 6),
+        "failures_returned": service.failures_returned,
         "faults": sum(cluster.faults.struck.values()),
         "faults_in_force": [
             {
@@ -81,13 +81,13 @@ def snapshot(house: House) -> dict[str, Any]:
     }
 
 
-def _planner(house: House) -> dict[str, Any] | None:
+def _planner(service: Service) -> dict[str, Any] | None:
     """What the planner saw and wanted last; None without autoscaling."""
-    scaler = house.cluster.scalers[0]
-    table = house.plan.config.autoscale
+    scaler = service.cluster.scalers[0]
+    table = service.plan.config.autoscale
     if table is None or not scaler.is_active:
         return None
-    requests, tokens, outstanding = house.cluster.pools[0].waiting()
+    requests, tokens, outstanding = service.cluster.pools[0].waiting()
     demand = scaler.last_demand
     return {
         "name": table.preset or table.planner,
@@ -97,7 +97,7 @@ def _planner(house: House) -> dict[str, Any] | None:
         "waiting_requests": requests,
         "waiting_tokens": tokens,
         "outstanding": outstanding,
-        "tokens_in_migration": house.cluster.tokens_in_migration,
+        "tokens_in_migration": service.cluster.tokens_in_migration,
         "looked_s": round(scaler.looked_ns / NS_PER_S, 3),
         "wanted": {
             "prefill": demand.prefill,
@@ -108,9 +108,9 @@ def _planner(house: House) -> dict[str, Any] | None:
     }
 
 
-def _latencies(house: House) -> dict[str, dict[str, float]]:
+def _latencies(service: Service) -> dict[str, dict[str, float]]:
     """Percentiles of the last completed requests, ms."""
-    recent = house.cluster.stats.recent
+    recent = service.cluster.stats.recent
     if not recent:
         return {}
     table = np.percentile(np.array(recent) * 1e3, [50, 90, 99], axis=0)
