@@ -339,9 +339,9 @@ def test_a_crash_closes_the_port_and_fails_its_requests(tmp_path: Path) -> None:
             assert (await lost).status_code == 503
             assert (await complete(second, max_tokens=3)).status_code == 200
 
-            doors = live.server.doors
-            assert doors is not None
-            await live.until(lambda: doors.closed[0] > 0)
+            ports = live.server.ports
+            assert ports is not None
+            await live.until(lambda: ports.closed[0] > 0)
             while (await _health(first)) != 200:  # noqa: ASYNC110 (it restarts)
                 await asyncio.sleep(0.01)
             assert (await complete(first, max_tokens=3)).status_code == 200

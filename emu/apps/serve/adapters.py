@@ -18,6 +18,7 @@ from starlette.responses import (
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX
+from emu.apps.serve.operations import TEXT, Access, Handler, Operation
 from emu.apps.serve.service import ADAPTERS_MAX, Service
 
 
@@ -27,6 +28,30 @@ class AdapterBody(Struct, kw_only=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
     lora_path: Annotated[str, Meta(max_length=4096)] = ""
     load_inplace: bool | None = False
+
+
+def adapter_operations(load: Handler, unload: Handler, access: Access) -> list[Operation]:
+    """The two calls, for who may make them."""
+    return [
+        Operation(
+            "POST /v1/load_lora_adapter",
+            load,
+            "Add an adapter",
+            AdapterBody,
+            kind=TEXT,
+            statuses=(400,),
+            access=access,
+        ),
+        Operation(
+            "POST /v1/unload_lora_adapter",
+            unload,
+            "Remove an adapter",
+            AdapterBody,
+            kind=TEXT,
+            statuses=(400, 404),
+            access=access,
+        ),
+    ]
 
 
 def load_adapter(

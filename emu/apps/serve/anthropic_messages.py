@@ -1,8 +1,8 @@
-"""Anthropic's `/v1/messages`: the body as a chat, the events of its answer, its errors."""
+"""Anthropic's `/v1/messages`: the body as a chat, its errors."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,12 +18,8 @@ from emu.apps.serve.bodies import (
     decode_body,
 )
 from emu.apps.serve.calls import Call, chat_call
-from emu.apps.serve.faces import answer_text, compact
-from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
-from emu.apps.serve.world import Choice, Exchange
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,7 +35,7 @@ class AnthropicTool(Struct):
     """One of `tools`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, object] | None = None
     description: str | None = None
     type: str | None = None
 
@@ -56,7 +52,7 @@ class AnthropicMessage(Struct):
     """One of `messages`."""
 
     role: str
-    content: str | list[Any]
+    content: str | list[object]
 
 
 class CountBody(Struct, kw_only=True):
@@ -64,10 +60,10 @@ class CountBody(Struct, kw_only=True):
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[Any] | None = None
+    system: str | list[object] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: dict[str, object] | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -78,7 +74,7 @@ class MessagesBody(CountBody, kw_only=True):
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
     kv_transfer_params: KvTransfer | None = None
 
 
@@ -115,7 +111,7 @@ def _chat(body: CountBody) -> ChatBody:
             problem = f"tools of type {tool.type!r} are not supported"
             raise ApiError(400, problem, param=f"tools.{index}")
         tools.append(Tool(Function(tool.name, tool.description, tool.input_schema)))
-    choice: str | dict[str, Any] | None = None
+    choice: str | dict[str, object] | None = None
     if body.tool_choice is not None:
         kind = body.tool_choice.type
         choice = {"auto": "auto", "any": "required", "none": "none"}.get(kind)
@@ -132,7 +128,7 @@ def _message(message: AnthropicMessage, index: int) -> Message:
     texts: list[str] = []
     role = message.role
     for given in message.content:
-        part: dict[str, Any] = given if isinstance(given, dict) else {}
+        part: dict[str, object] = given if isinstance(given, dict) else {}
         kind = part.get("type")
         if kind == "text":
             texts.append(str(part.get("text", "")))
@@ -148,132 +144,14 @@ def _message(message: AnthropicMessage, index: int) -> Message:
     return Message(role, "".join(texts))
 
 
-def _texts(content: Any, index: int) -> str:
+def _texts(content: object, index: int) -> str:
     parts = [p for p in content if isinstance(p, dict)] if isinstance(content, list) else []
     if not parts or not all(part.get("type") == "text" for part in parts):
         raise ApiError(400, "only text parts are supported", param=f"messages.{index}.content")
     return "".join(str(part.get("text", "")) for part in parts)
 
 
-def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
+def anthropic_error(status: int, message: str) -> dict[str, object]:
     """Anthropic's envelope of an error."""
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
-
-
-class MessagesFace:
-    """The form of the answer."""
-
-    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
-        self._service = service
-        self._call = call
-        self._choice: Choice = exchange.choices[0]
-        number = f"{service.session}{service.next_call():08x}"
-        self.answer_id = f"msg_{call.request_id or number}"
-        self.extra: dict[str, Any] = {}
-
-    def _block(self, *, is_empty: bool) -> dict[str, Any]:
-        script = self._choice.script
-        if script is None or script.tool is None:
-            text = "" if is_empty else answer_text(self._service, self._choice)
-            return {"type": "text", "text": text}
-        given: Any = {}
-        if not is_empty:
-            try:
-                given = msgspec.json.decode(script.tool.arguments)
-            except msgspec.DecodeError:  # cut by the limit: stop_reason says so
-                given = {}
-        block = {"type": "tool_use", "id": script.tool.call_id, "name": script.tool.name}
-        return {**block, "input": given}
-
-    def _reason(self) -> tuple[str, str | None]:
-        script = self._choice.script
-        stop = script.stop_reason if script is not None else None
-        if isinstance(stop, str):
-            return "stop_sequence", stop
-        return _STOP_REASONS[self._choice.finish_reason], None
-
-    def _message(self, **more: Any) -> dict[str, Any]:
-        return {
-            "id": self.answer_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._call.model or self._service.model,
-            **more,
-        }
-
-    def _usage(self, output_tokens: int) -> dict[str, int]:
-        request = self._choice.request
-        cached = request.prefix_hit_tokens
-        return {
-            "input_tokens": request.prompt_tokens - cached,
-            "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": output_tokens,
-        }
-
-    def whole(self) -> bytes:
-        """One JSON object."""
-        reason, stop = self._reason()
-        usage = self._usage(self._choice.produced)
-        block = self._block(is_empty=False)
-        return compact(
-            self._message(
-                content=[block], stop_reason=reason, stop_sequence=stop, usage=usage, **self.extra
-            )
-        )
-
-    def _event(self, kind: str, **content: Any) -> bytes:
-        return (
-            f"event: {kind}\n".encode() + b"data: " + compact({"type": kind, **content}) + b"\n\n"
-        )
-
-    def opening(self) -> bytes:
-        """The message and its block begin."""
-        message = self._message(
-            content=[], stop_reason=None, stop_sequence=None, usage=self._usage(0)
-        )
-        block = self._block(is_empty=True)
-        return self._event("message_start", message=message) + self._event(
-            "content_block_start", index=0, content_block=block
-        )
-
-    def news(self, after: int) -> bytes:
-        """One delta for each token."""
-        choice, script = self._choice, self._choice.script
-        end = choice.produced if after == 0 else min(choice.produced, after)
-        pieces = self._service.tokenizer.pieces
-        found = b""
-        while choice.sent < end:
-            position = choice.sent
-            choice.sent += 1
-            delta: dict[str, Any]
-            if script is not None and script.tool is not None:
-                text = script.shown[position] if position >= script.tool_head else ""
-                delta = {"type": "input_json_delta", "partial_json": text}
-            else:
-                text = (
-                    pieces[(choice.start + position) % len(pieces)]
-                    if script is None
-                    else script.shown[position]
-                )
-                delta = {"type": "text_delta", "text": text}
-            found += self._event("content_block_delta", index=0, delta=delta)
-        return found
-
-    def closing(self) -> bytes:
-        """Block and message end."""
-        reason, stop = self._reason()
-        usage = {"output_tokens": self._choice.produced}
-        return (
-            self._event("content_block_stop", index=0)
-            + self._event(
-                "message_delta", delta={"stop_reason": reason, "stop_sequence": stop}, usage=usage
-            )
-            + self._event("message_stop")
-        )
-
-    def broken(self, error: ApiError) -> bytes:
-        """An error event, and no end."""
-        body = anthropic_error(error.status, error.body)
-        return b"event: error\ndata: " + compact(body) + b"\n\n"
+    return {"type": "error", "error": {"type": kind, "message": message}}

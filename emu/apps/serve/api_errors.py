@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 _TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
@@ -37,13 +37,14 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code or status
         self.body = error_body(status, message, param=param, code=code, type=type)
         self.headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
 
 
 def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None, type: str = ""
-) -> dict[str, Any]:
+) -> dict[str, dict[str, object]]:
     """OpenAI's envelope."""
     kind = type or _TYPES.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}

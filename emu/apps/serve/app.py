@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from emu.apps.serve.anthropic_face import MessagesFace
 from emu.apps.serve.anthropic_messages import (
-    MessagesFace,
+    CountBody,
+    MessagesBody,
     count_tokens,
     read_messages,
 )
@@ -25,6 +26,8 @@ from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.assembly import assemble
 from emu.apps.serve.bodies import (
     NAME_MAX,
+    ChatBody,
+    CompletionBody,
     DetokenizeBody,
     TokenizeBody,
     decode_body,
@@ -33,29 +36,39 @@ from emu.apps.serve.calls import Call, chat_text, read_chat, read_completion
 from emu.apps.serve.control import Control
 from emu.apps.serve.engine_control import EngineControl
 from emu.apps.serve.exchanges import make_exchange
-from emu.apps.serve.faces import Face
+from emu.apps.serve.faces import FaceMaker
 from emu.apps.serve.failures import Failure, failure_error, failure_from_header
 from emu.apps.serve.kubernetes_scale import Scale
 from emu.apps.serve.metrics import MetricsPage
 from emu.apps.serve.openai_face import OpenAiFace
-from emu.apps.serve.openai_responses import ResponsesFace, read_responses
-from emu.apps.serve.openapi import openapi
+from emu.apps.serve.openai_responses import ResponsesBody, read_responses
+from emu.apps.serve.operations import TEXT, Access, Handler, Operation
 from emu.apps.serve.pooling import (
     RERANK_PATHS,
     SCORE_PATHS,
-    EmbeddingFace,
-    RerankFace,
-    ScoreFace,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
     read_embedding,
     read_rerank,
     read_score,
 )
 from emu.apps.serve.prometheus import METRICS_TYPE
 from emu.apps.serve.reply import Reply
+from emu.apps.serve.responses_face import ResponsesFace
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.world import Exchange
 from emu.process.version import __version__
+
+Read = Callable[[bytes, Service], tuple[Call, FaceMaker]]
+"""From a body to a call, and the form of its answer. Raises ApiError."""
+_POOLING: Final = (read_embedding, read_rerank, read_score)
+
+
+def reading(face: FaceMaker, read: Callable[[bytes, Tokenizer], Call]) -> Read:
+    """A reader of calls whose answers have this face."""
+    return lambda data, service: (read(data, service.tokenizer), face)
 
 
 class Api:
@@ -66,102 +79,120 @@ class Api:
         self._metrics = MetricsPage(service)
         self._created = int(time.time())
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> list[Operation]:
         """All but the control interface."""
+        return [*self._generation(), *self._tokens_and_models(), *self._health_and_figures()]
+
+    def _generation(self) -> list[Operation]:
+        """What becomes requests of the cluster."""
+        row = self._generating
+        completion, chat = reading(OpenAiFace, read_completion), reading(OpenAiFace, read_chat)
+        responses = reading(ResponsesFace, read_responses)
+        messages = reading(MessagesFace, read_messages)
+        likeness = "Documents by likeness"
         return [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions/render", self.render_completion, methods=["POST"]),
-            Route("/v1/chat/completions/render", self.render_chat, methods=["POST"]),
-            Route("/v1/responses", self.responses, methods=["POST"]),
-            Route("/v1/messages", self.messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
-            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
-            *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/health", self.health),
-            Route("/health/ready", self.health),
-            Route("/health/live", self.alive),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/version", self.version),
-            Route("/load", self.load),
-            Route("/metrics", self.metrics),
-            Route("/openapi.json", self.document),
+            row("/v1/completions", "Text", CompletionBody, completion, "Completion"),
+            row("/v1/chat/completions", "Chat", ChatBody, chat, "ChatCompletion"),
+            row("/v1/responses", "A response", ResponsesBody, responses),
+            row("/v1/messages", "A message", MessagesBody, messages),
+            row("/v1/embeddings", "Vectors", EmbeddingBody, read_embedding),
+            *(row(path, likeness, RerankBody, read_rerank) for path in RERANK_PATHS),
+            *(row(path, "Likeness of pairs", ScoreBody, read_score) for path in SCORE_PATHS),
         ]
 
-    async def completions(self, request: HttpRequest) -> Any:
-        """`/v1/completions`."""
-        return await self._generate(request, read_completion, OpenAiFace)
-
-    async def chat(self, request: HttpRequest) -> Any:
-        """`/v1/chat/completions`."""
-        return await self._generate(request, read_chat, OpenAiFace)
-
-    async def responses(self, request: HttpRequest) -> Any:
-        """`/v1/responses`."""
-        return await self._generate(request, read_responses, ResponsesFace)
-
-    async def messages(self, request: HttpRequest) -> Any:
-        """`/v1/messages`."""
-        return await self._generate(request, read_messages, MessagesFace)
-
-    async def _generate(
-        self,
-        request: HttpRequest,
-        read: Callable[[bytes, Tokenizer], Call],
-        face: Callable[[Service, Call, Exchange], Face],
-    ) -> Any:
-        failure = self._admit(request)
-        call = read(await self._body(request), self._service.tokenizer)
-        return await self._reply(request, call, failure, face)
-
-    async def embeddings(self, request: HttpRequest) -> Any:
-        """`/v1/embeddings`."""
-        failure = self._admit(request)
-        call, body = read_embedding(await self._body(request), self._service)
-        return await self._reply(request, call, failure, partial(EmbeddingFace, body=body))
-
-    async def rerank(self, request: HttpRequest) -> Any:
-        """`/rerank`."""
-        failure = self._admit(request)
-        call, body, query = read_rerank(await self._body(request), self._service)
-        return await self._reply(
-            request, call, failure, partial(RerankFace, body=body, query=query)
+    def _generating(
+        self, path: str, summary: str, body: type, read: Read, answer: str = "Answer"
+    ) -> Operation:
+        return Operation(
+            f"POST {path}",
+            partial(self._generate, read=read),
+            summary,
+            body,
+            answer,
+            streams=read not in _POOLING,
+            statuses=(400, 404, 408, 413, 422, 429, 500, 503),
+            access=Access.KEY,
         )
 
-    async def score(self, request: HttpRequest) -> Any:
-        """`/score`."""
+    def _tokens_and_models(self) -> list[Operation]:
+        def row(
+            path: str, handler: Handler, summary: str, body: type, answer: str = "Answer"
+        ) -> Operation:
+            statuses = (400, 404, 413)
+            call = f"POST {path}"
+            return Operation(
+                call, handler, summary, body, answer, statuses=statuses, access=Access.KEY
+            )
+
+        key = Access.KEY
+        name = {"name": self._service.model}
+        render_chat = self.render_chat
+        return [
+            row("/v1/messages/count_tokens", self.count_tokens, "Length of a prompt", CountBody),
+            row(
+                "/v1/completions/render",
+                self.render_completion,
+                "Ids of prompts",
+                CompletionBody,
+                "Rendered",
+            ),
+            row("/v1/chat/completions/render", render_chat, "Ids of a prompt", ChatBody),
+            row("/tokenize", self.tokenize, "Ids", TokenizeBody, "Tokens"),
+            row("/detokenize", self.detokenize, "Text", DetokenizeBody, "Prompt"),
+            Operation("GET /v1/models", self.models, "All models", answer="Models", access=key),
+            Operation(
+                "GET /v1/models/{name:path}",
+                self.model,
+                "One model",
+                answer="Model",
+                statuses=(404,),
+                access=key,
+                examples=name,
+            ),
+        ]
+
+    def _health_and_figures(self) -> list[Operation]:
+        return [
+            *(
+                Operation(
+                    call,
+                    self.health,
+                    "Whether completions are answered",
+                    answer="Status",
+                    statuses=(503,),
+                )
+                for call in ("GET /health", "GET /health/ready", "GET /ping", "POST /ping")
+            ),
+            Operation("GET /health/live", self.alive, "The process answers", answer="Status"),
+            Operation("GET /version", self.version, "Version", answer="Version"),
+            Operation("GET /load", self.load, "Answers under way", answer="Load"),
+            Operation("GET /metrics", self.metrics, "Prometheus text", kind=TEXT),
+        ]
+
+    async def _generate(self, request: HttpRequest, *, read: Read) -> ASGIApp:
         failure = self._admit(request)
-        call, pairs = read_score(await self._body(request), self._service)
-        return await self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
+        call, face = read(await request.body(), self._service)
+        return await self._reply(request, call, failure, face)
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """`/v1/messages/count_tokens`."""
-        self._check_key(request)
-        model, tokens = count_tokens(await self._body(request), self._service.tokenizer)
+        model, tokens = count_tokens(await request.body(), self._service.tokenizer)
         self._check_model(model)
         return JSONResponse({"input_tokens": tokens})
 
     async def render_completion(self, request: HttpRequest) -> Response:
         """`/v1/completions/render`: token ids of the prompts."""
-        self._check_key(request)
-        call = read_completion(await self._body(request), self._service.tokenizer)
+        call = read_completion(await request.body(), self._service.tokenizer)
         return JSONResponse([{"token_ids": ids.tolist()} for ids in call.prompts])
 
     async def render_chat(self, request: HttpRequest) -> Response:
         """`/v1/chat/completions/render`: token ids of the prompt."""
-        self._check_key(request)
-        call = read_chat(await self._body(request), self._service.tokenizer)
+        call = read_chat(await request.body(), self._service.tokenizer)
         return JSONResponse({"token_ids": call.prompts[0].tolist()})
 
     def _admit(self, request: HttpRequest) -> Failure | None:
-        """Key, readiness, failures on purpose. Raises ApiError."""
+        """Readiness, and failures on purpose. Raises ApiError."""
         service = self._service
-        self._check_key(request)
         if service.is_draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=5)
         if not service.is_ready:
@@ -189,8 +220,8 @@ class Api:
         request: HttpRequest,
         call: Call,
         failure: Failure | None,
-        face: Callable[[Service, Call, Exchange], Face],
-    ) -> Any:
+        face: FaceMaker,
+    ) -> ASGIApp:
         """An answer that serves itself. Raises ApiError."""
         service = self._service
         if call.kv is not None or call.room >= 0:
@@ -202,7 +233,7 @@ class Api:
         rank = request.headers.get("x-data-parallel-rank")
         if rank is not None:
             self._pin(exchange, rank)
-        return Reply(service, call, exchange, face(service, call, exchange), failure)
+        return Reply(face(service, call, exchange), failure)
 
     def _check_serving(self, model: int = -1) -> None:
         """Raises ApiError where no replica could take a prompt."""
@@ -236,14 +267,6 @@ class Api:
         for choice in exchange.choices:
             choice.request.pin = int(rank)
 
-    def _check_key(self, request: HttpRequest) -> None:
-        key = self._service.options.api_key
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if key and not (
-            scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), key.encode())
-        ):
-            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Adapters that calls may name here, and where they came from."""
@@ -258,24 +281,18 @@ class Api:
                 code="model_not_found",
             )
 
-    async def _body(self, request: HttpRequest) -> bytes:
-        """The body. Raises ApiError 413 as soon as it is too long."""
-        return await request.body()  # the guard counts it
-
     async def models(self, request: HttpRequest) -> Response:
         """`/v1/models`."""
-        self._check_key(request)
         names = [*self._service.model_names, *self._adapters]
         return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
         """`/v1/models/NAME`."""
-        self._check_key(request)
         name = request.path_params["name"]
         self._check_model(name)
         return JSONResponse(self._card(name))
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, object]:
         service = self._service
         adapter = self._adapters.get(name)
         return {
@@ -295,8 +312,7 @@ class Api:
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Token ids of a prompt or of messages."""
-        self._check_key(request)
-        body = decode_body(await self._body(request), TokenizeBody)
+        body = decode_body(await request.body(), TokenizeBody)
         self._check_model(body.model)
         if body.prompt is None and body.messages is None:
             raise ApiError(400, "give prompt or messages", param="prompt")
@@ -313,8 +329,7 @@ class Api:
 
     async def detokenize(self, request: HttpRequest) -> Response:
         """Text of token ids."""
-        self._check_key(request)
-        body = decode_body(await self._body(request), DetokenizeBody)
+        body = decode_body(await request.body(), DetokenizeBody)
         self._check_model(body.model)
         try:
             return JSONResponse({"prompt": self._service.tokenizer.decode(body.tokens)})
@@ -347,10 +362,6 @@ class Api:
         """Prometheus text."""
         return Response(self._metrics.render(), media_type=METRICS_TYPE)
 
-    async def document(self, request: HttpRequest) -> Response:
-        """The OpenAPI document."""
-        return JSONResponse(openapi(self._service))
-
 
 def _header(request: HttpRequest, name: str) -> str:
     """A header that is kept. Raises ApiError if it is too long for that."""
@@ -365,9 +376,9 @@ def make_app(service: Service) -> Starlette:
     return assemble(
         service,
         [
-            *Api(service).routes(),
-            *EngineControl(service).routes(),
-            *Control(service).routes(),
-            *Scale(service).routes(),
+            *Api(service).operations(),
+            *EngineControl(service).operations(),
+            *Control(service).operations(),
+            *Scale(service).operations(),
         ],
     )

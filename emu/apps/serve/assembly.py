@@ -1,6 +1,8 @@
-"""An application from its routes: guard, headers, envelopes of errors, sites that may call."""
+"""An application from its operations: guard, headers, envelopes of errors, sites that may call."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +20,8 @@ from emu.apps.serve.anthropic_messages import (
 )
 from emu.apps.serve.api_errors import ApiError, error_body
 from emu.apps.serve.guard import Guard
+from emu.apps.serve.openapi import openapi
+from emu.apps.serve.operations import Operation, routes_of
 from emu.apps.serve.service import Service
 
 
@@ -57,9 +61,9 @@ class _Headers:
 
 async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    body = error.body
+    body: Mapping[str, object] = error.body
     if request.url.path.startswith("/v1/messages"):
-        body = anthropic_error(error.status, body)
+        body = anthropic_error(error.status, str(error))
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
@@ -90,10 +94,14 @@ def _cors(service: Service) -> list[Middleware]:
     ]
 
 
-def assemble(service: Service, routes: list[Route]) -> Starlette:
-    """An application of these routes, with guard, headers and envelopes of errors."""
+def assemble(service: Service, operations: Sequence[Operation]) -> Starlette:
+    """An application of these operations and a document of them, with guard and headers."""
+
+    async def document(request: HttpRequest) -> Response:
+        return JSONResponse(openapi(service, operations))
+
     return Starlette(
-        routes=routes,
+        routes=[*routes_of(service, operations), Route("/openapi.json", document)],
         middleware=[
             Middleware(_Headers, service=service),
             *_cors(service),

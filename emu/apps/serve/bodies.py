@@ -6,7 +6,7 @@ Fields that have no meaning for an emulated model (temperature, top_p, penalties
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -36,7 +36,7 @@ class JsonSchema(Struct):
     """`response_format.json_schema`."""
 
     name: str = ""
-    schema: Any = None
+    schema: object = None
     strict: bool | None = None
 
 
@@ -50,7 +50,7 @@ class ResponseFormat(Struct):
 class StructuredOutputs(Struct):
     """vLLM's `structured_outputs`: exactly one of these."""
 
-    json: Any = None
+    json: object = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -62,7 +62,7 @@ class Function(Struct):
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
@@ -80,7 +80,7 @@ class KvTransfer(Struct):
     do_remote_decode: bool | None = False
     remote_engine_id: str | None = None
     remote_request_id: str | None = None
-    remote_block_ids: list[Any] | None = None
+    remote_block_ids: list[object] | None = None
     remote_host: str | None = None
     remote_port: int | None = None
     tp_size: int | None = None
@@ -113,22 +113,22 @@ class Body(Struct, kw_only=True):
     return_token_ids: bool | None = False
     cache_hit_threshold: float | None = None
     """Part of the prompt found in a cache below which vLLM ends a call; it is refused here."""
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
     cache_salt: str | None = None
     """Prefixes are shared between calls with the same one only."""
     kv_transfer_params: KvTransfer | None = None
     bootstrap_host: str | list[str] | None = None
-    bootstrap_port: int | list[Any] | None = None
+    bootstrap_port: int | list[object] | None = None
     bootstrap_room: int | list[int] | None = None
 
 
 class CompletionBody(Body, kw_only=True):
     """`/v1/completions`."""
 
-    prompt: str | list[Any]
+    prompt: str | list[object]
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     suffix: str | None = None
 
@@ -137,8 +137,8 @@ class Message(Struct):
     """One message of a chat."""
 
     role: str
-    content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None
+    content: str | list[object] | None = None
+    tool_calls: list[object] | None = None
 
 
 class ChatBody(Body, kw_only=True):
@@ -149,9 +149,9 @@ class ChatBody(Body, kw_only=True):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, object] | None = None
     parallel_tool_calls: bool | None = None
-    audio: Any = None
+    audio: object = None
     modalities: list[str] | None = None
 
 
@@ -188,12 +188,12 @@ def decode_body(data: bytes, kind: type[T]) -> T:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
-def whole(value: Any) -> Any:
+def whole(value: object) -> object:
     """A float without a fraction as an integer, anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _whole_numbers(value: Any) -> Any:
+def _whole_numbers(value: object) -> object:
     """The same everywhere inside."""
     if isinstance(value, list):
         return [_whole_numbers(item) for item in value]

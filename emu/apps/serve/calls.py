@@ -6,7 +6,8 @@ is refused with 400. `docs/reference/live-api.md` lists what has an effect.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -187,10 +188,10 @@ def _content(message: Message, index: int) -> str:
     return "".join(texts) + calls
 
 
-def read_prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
+def read_prompts(prompt: str | list[object], tokenizer: Tokenizer) -> list[Ids]:
     """A text, a list of texts, a list of ids, or a list of lists of ids."""
     if isinstance(prompt, str):
-        items: list[Any] = [prompt]
+        items: list[object] = [prompt]
     elif prompt and all(type(item) in (int, float) for item in prompt):
         items = [prompt]
     else:
@@ -215,19 +216,22 @@ def read_prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
     return found
 
 
-_REFUSED: Final = (
-    ("use_beam_search", "beam search is not emulated"),
-    ("prompt_logprobs", "log-probabilities of prompts are shown with echo and logprobs only"),
-    ("return_token_ids", "token ids are not returned; /tokenize gives them"),
-    ("cache_hit_threshold", "answers do not end by cache hits"),
-    ("guided_json", "guided_json is gone from vLLM; use structured_outputs"),
-    ("guided_regex", "guided_regex is gone from vLLM; use structured_outputs"),
-    ("guided_choice", "guided_choice is gone from vLLM; use structured_outputs"),
-    ("guided_grammar", "grammars are not supported"),
-)
+def _refusals(body: Body) -> Iterator[tuple[str, object, str]]:
+    """(field, what it has, why it is refused if it has something)."""
+    gone = "is gone from vLLM; use structured_outputs"
+    yield "use_beam_search", body.use_beam_search, "beam search is not emulated"
+    shown = "log-probabilities of prompts are shown with echo and logprobs only"
+    yield "prompt_logprobs", body.prompt_logprobs, shown
+    given = "token ids are not returned; /tokenize gives them"
+    yield "return_token_ids", body.return_token_ids, given
+    yield "cache_hit_threshold", body.cache_hit_threshold, "answers do not end by cache hits"
+    yield "guided_json", body.guided_json, f"guided_json {gone}"
+    yield "guided_regex", body.guided_regex, f"guided_regex {gone}"
+    yield "guided_choice", body.guided_choice, f"guided_choice {gone}"
+    yield "guided_grammar", body.guided_grammar, "grammars are not supported"
 
 
-def _one(given: int | list[Any] | None) -> int:
+def _one(given: int | Sequence[object] | None) -> int:
     """A number that may be in a list, as for batches; -1 = none."""
     first = given[0] if isinstance(given, list) and given else given
     return first if isinstance(first, int) else -1
@@ -237,8 +241,8 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     n = body.n or 1
     if len(prompts) * n > CHOICES_MAX:
         raise ApiError(400, f"prompts times n must be at most {CHOICES_MAX}", param="n")
-    for name, problem in _REFUSED:
-        if getattr(body, name):
+    for name, value, problem in _refusals(body):
+        if value:
             raise ApiError(400, problem, param=name)
     if body.best_of not in (None, n):
         raise ApiError(400, "best_of other than n is not supported", param="best_of")
@@ -316,7 +320,7 @@ def _constraint(body: Body) -> Constraint:
     return found[0] if found else FREE
 
 
-def _schema_of(given: Any) -> Any:
+def _schema_of(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:

@@ -13,8 +13,8 @@ page of another site gets here is what `emu.apps.serve.intake` sees to.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,13 +25,12 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
-from starlette.routing import Route
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import decode_body, whole
 from emu.apps.serve.event_hub import Listener
 from emu.apps.serve.failures import FailureRule, FailureSchedule
-from emu.apps.serve.keys import check_control
+from emu.apps.serve.operations import EVENTS, JSON, Access, Handler, Operation
 from emu.apps.serve.service import Service, command_now
 from emu.apps.serve.snapshot import snapshot
 from emu.apps.serve.trends import REQUESTS_KEPT, described
@@ -88,36 +87,69 @@ class Control:
         recorder = service.cluster.tape
         recorder.on_event = service.hub.publish
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> list[Operation]:
         """Everything under `/emu`."""
+        return [*self._reads(), *self._writes()]
+
+    def _reads(self) -> list[Operation]:
+        def row(
+            path: str,
+            handler: Handler,
+            summary: str,
+            answer: str = "",
+            kind: str = JSON,
+            statuses: tuple[int, ...] = (),
+        ) -> Operation:
+            return Operation(
+                f"GET {path}",
+                handler,
+                summary,
+                answer=answer,
+                kind=kind,
+                statuses=statuses,
+                access=Access.CONTROL,
+            )
+
+        toml = "application/toml"
         return [
-            Route("/", self._guard(self.page)),
-            Route("/emu", self._guard(self.page)),
-            Route("/emu/state", self._guard(self.state)),
-            Route("/emu/events", self._guard(self.events)),
-            Route("/emu/history", self._guard(self.history)),
-            Route("/emu/requests", self._guard(self.requests)),
-            Route("/emu/requests/{number:int}", self._guard(self.request)),
-            Route("/emu/scenario", self._guard(self.scenario)),
-            Route("/emu/faults", self._guard(self.faults), methods=["POST"]),
-            Route("/emu/faults/{number:int}", self._guard(self.undo), methods=["DELETE"]),
-            Route("/emu/scale", self._guard(self.scale), methods=["POST"]),
-            Route("/emu/commands", self._guard(self.commands), methods=["POST"]),
-            Route("/emu/knobs", self._guard(self.knobs), methods=["GET", "POST"]),
-            Route("/emu/failures", self._guard(self.failures), methods=["GET", "POST"]),
+            *(row(path, self.page, "The live page", kind="text/html") for path in ("/", "/emu")),
+            row("/emu/state", self.state, "A snapshot", "State"),
+            row("/emu/events", self.events, "Snapshots and events", kind=EVENTS),
+            row("/emu/history", self.history, "Points over time", "Points"),
+            row("/emu/requests", self.requests, "Slowest requests", "Requests", statuses=(400,)),
+            row("/emu/requests/{number:int}", self.request, "One request", "Request", JSON, (404,)),
+            row("/emu/scenario", self.scenario, "The session as a cluster file", kind=toml),
+            row("/emu/knobs", self.knobs, "Knobs", "Answer"),
+            row("/emu/failures", self.failures, "Failure schedule in force", "Failures"),
         ]
 
-    def _guard(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-        async def guarded(request: HttpRequest) -> Response:
-            if request.method == "POST":
-                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                if kind != "application/json":
-                    raise ApiError(400, "control calls need content-type: application/json")
-            check_control(self._service, request)
-            response: Response = await endpoint(request)
-            return response
+    def _writes(self) -> list[Operation]:
+        def row(
+            path: str,
+            handler: Handler,
+            summary: str,
+            body: type | str,
+            answer: str,
+            statuses: tuple[int, ...] = (400, 404, 409),
+        ) -> Operation:
+            call, access = f"POST {path}", Access.CONTROL_JSON
+            return Operation(call, handler, summary, body, answer, statuses=statuses, access=access)
 
-        return guarded
+        return [
+            row("/emu/faults", self.faults, "Inject", "FaultBody", "Outcome"),
+            Operation(
+                "DELETE /emu/faults/{number:int}",
+                self.undo,
+                "End a fault",
+                answer="Outcome",
+                statuses=(404,),
+                access=Access.CONTROL,
+            ),
+            row("/emu/commands", self.commands, "Command", CommandBody, "Outcome"),
+            row("/emu/scale", self.scale, "Scale a role", ScaleBody, "Scaled"),
+            row("/emu/knobs", self.turn_knobs, "Turn them", KnobsBody, "Answer", (400,)),
+            row("/emu/failures", self.fail, "Replace it", FailuresBody, "Failures", (400,)),
+        ]
 
     def _check_room(self) -> None:
         if self._service.cluster.tape.replay.is_full:
@@ -232,7 +264,7 @@ class Control:
         )
         return JSONResponse({"role": body.role, "replicas": serving, "commands": done})
 
-    def _scale(self, body: ScaleBody) -> list[dict[str, Any]] | None:
+    def _scale(self, body: ScaleBody) -> list[dict[str, object]] | None:
         """What was commanded; None, and nothing is, if there are not so many replicas."""
         cluster = self._service.cluster
         serving = [
@@ -269,7 +301,7 @@ class Control:
         """Inject a fault now: a table of `[[faults]]` without `at_s`."""
         service = self._service
         cluster = service.cluster
-        raw = decode_body(await request.body(), dict[str, Any])
+        raw = decode_body(await request.body(), dict[str, object])
         if "at_s" in raw:
             raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
         self._check_room()
@@ -311,23 +343,8 @@ class Control:
         return JSONResponse({"kind": kind, "outcome": "over"})
 
     async def knobs(self, request: HttpRequest) -> Response:
-        """Speed and scripted metrics: read them, or turn them."""
+        """Speed, latency factors and scripted metrics."""
         service = self._service
-        if request.method == "POST":
-            body = decode_body(await request.body(), KnobsBody)
-            for name, value in (body.scripted_metrics or {}).items():
-                if name not in SCRIPTED:
-                    problem = f"metrics that can be scripted are {', '.join(SCRIPTED)}"
-                    raise ApiError(400, problem, param="scripted_metrics")
-                if not 0 <= value <= (1 if name == "kv_cache_usage_perc" else 1e9):
-                    raise ApiError(400, f"{name} is out of range", param="scripted_metrics")
-            if body.latency_factors:
-                self._check_room()
-                await self._set_latency(body.latency_factors)
-            if body.scripted_metrics is not None:
-                service.scripted = body.scripted_metrics
-            if body.speed is not None and body.speed != service.speed:
-                service.set_speed(body.speed, "asked for")
         factors = service.cluster.commander.latency_factors
         turned = {str(k): factor for k, factor in sorted(factors.items()) if factor != 1.0}
         return JSONResponse(
@@ -337,6 +354,25 @@ class Control:
                 "scripted_metrics": service.scripted,
             }
         )
+
+    async def turn_knobs(self, request: HttpRequest) -> Response:
+        """Turn them."""
+        service = self._service
+        body = decode_body(await request.body(), KnobsBody)
+        for name, value in (body.scripted_metrics or {}).items():
+            if name not in SCRIPTED:
+                problem = f"metrics that can be scripted are {', '.join(SCRIPTED)}"
+                raise ApiError(400, problem, param="scripted_metrics")
+            if not 0 <= value <= (1 if name == "kv_cache_usage_perc" else 1e9):
+                raise ApiError(400, f"{name} is out of range", param="scripted_metrics")
+        if body.latency_factors:
+            self._check_room()
+            await self._set_latency(body.latency_factors)
+        if body.scripted_metrics is not None:
+            service.scripted = body.scripted_metrics
+        if body.speed is not None and body.speed != service.speed:
+            service.set_speed(body.speed, "asked for")
+        return await self.knobs(request)
 
     async def _set_latency(self, factors: dict[str, float]) -> None:
         """Raises ApiError for a key that names nothing; then nothing is changed."""
@@ -369,23 +405,26 @@ class Control:
         await service.enter(turn)
 
     async def failures(self, request: HttpRequest) -> Response:
-        """The failure schedule of the HTTP layer: read it, or replace it."""
-        service = self._service
-        if request.method == "POST":
-            body = decode_body(await request.body(), FailuresBody)
-            if FailureRule() in body.rules:  # a slip of the pen, with which no call would pass
-                index = body.rules.index(FailureRule())
-                problem = (
-                    f"rules[{index}] is empty and would fail every call; say which calls fail, "
-                    "or with which status"
-                )
-                raise ApiError(400, problem, param=f"rules[{index}]")
-            service.failures = FailureSchedule(body.rules, seed=service.plan.config.seed)
-        rules = msgspec.to_builtins(service.failures.rules)
-        return JSONResponse({"rules": rules, "returned": service.failures_returned})
+        """The failure schedule of the HTTP layer."""
+        rules = msgspec.to_builtins(self._service.failures.rules)
+        return JSONResponse({"rules": rules, "returned": self._service.failures_returned})
+
+    async def fail(self, request: HttpRequest) -> Response:
+        """Replace it."""
+        body = decode_body(await request.body(), FailuresBody)
+        if FailureRule() in body.rules:  # a slip of the pen, with which no call would pass
+            index = body.rules.index(FailureRule())
+            problem = (
+                f"rules[{index}] is empty and would fail every call; say which calls fail, "
+                "or with which status"
+            )
+            raise ApiError(400, problem, param=f"rules[{index}]")
+        seed = self._service.plan.config.seed
+        self._service.failures = FailureSchedule(body.rules, seed=seed)
+        return await self.failures(request)
 
 
-def _fault_forms() -> list[dict[str, Any]]:
+def _fault_forms() -> list[dict[str, Sequence[str]]]:
     """The kinds of faults that the page can inject, and the keys that it fills in."""
     forms = []
     for name, kind in FAULT_KINDS.items():

@@ -8,35 +8,31 @@ that an endpoint has one face.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Send
+from starlette.types import ASGIApp, Send
 
-from emu.apps.serve.adapters import AdapterBody, load_adapter, unload_adapter
-from emu.apps.serve.anthropic_messages import MessagesFace
+from emu.apps.serve.adapters import AdapterBody, adapter_operations, load_adapter, unload_adapter
 from emu.apps.serve.api_errors import ApiError
-from emu.apps.serve.app import Api
+from emu.apps.serve.app import Api, reading
 from emu.apps.serve.assembly import assemble
-from emu.apps.serve.bodies import Body, decode_body
-from emu.apps.serve.calls import Call, generate_call, read_prompts
+from emu.apps.serve.bodies import decode_body
+from emu.apps.serve.calls import Call
 from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.endpoint_metrics import EndpointPage
 from emu.apps.serve.exchanges import make_exchange
-from emu.apps.serve.faces import Face, compact
+from emu.apps.serve.faces import Face, FaceMaker
 from emu.apps.serve.failures import Failure, failure_error
 from emu.apps.serve.fleet import Fleet
 from emu.apps.serve.handoffs import Parked
-from emu.apps.serve.openai_face import OpenAiFace
+from emu.apps.serve.operations import TEXT, Access, Handler, Operation
 from emu.apps.serve.prometheus import METRICS_TYPE
 from emu.apps.serve.reply import Reply, ended_badly, send_json
 from emu.apps.serve.service import Service, command_now
-from emu.apps.serve.sglang_generate import SglangBody, SglangFace, SglangLimits
-from emu.apps.serve.world import Exchange
+from emu.apps.serve.sglang_generate import SglangBody, SglangFace, read_generate
 from emu.cluster.commands import RESET
 from emu.process.version import __version__
 
@@ -44,8 +40,8 @@ from emu.process.version import __version__
 class PrefillReply(Reply):
     """The answer of a prefill endpoint: it ends with the first token, and the KV stays."""
 
-    def __init__(self, *args: Any, parked: Parked, fleet: Fleet, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, face: Face, failure: Failure | None, parked: Parked, fleet: Fleet) -> None:
+        super().__init__(face, failure)
         self.parked = parked
         self.fleet = fleet
 
@@ -62,7 +58,7 @@ class PrefillReply(Reply):
         choice.is_ended = True  # for this endpoint; the request goes on elsewhere
         self._note_first(choice.first_ns)
         face = self.face
-        if self.call.room < 0 and isinstance(face, (OpenAiFace, MessagesFace)):
+        if self.call.room < 0:
             params = self.fleet.handoffs.park(self.parked, face.answer_id)
             face.extra["kv_transfer_params"] = params
         await send_json(send, face.whole(), self._headers())
@@ -77,31 +73,41 @@ class EndpointApi(Api):
         self.endpoint = endpoint
         self.page = EndpointPage(service, fleet, endpoint)
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> list[Operation]:
         """Those of every endpoint, and those of its face."""
+
+        def read(path: str, handler: Handler, summary: str) -> Operation:
+            return Operation(f"GET {path}", handler, summary, answer="Answer")
+
+        def forget(call: str) -> Operation:
+            return Operation(call, self.reset, "Forget cached prefixes", kind=TEXT)
+
+        generate = reading(SglangFace, read_generate)
         own = [
-            Route("/is_sleeping", self.is_sleeping),
-            Route("/reset_prefix_cache", self.reset, methods=["POST"]),
+            read("/is_sleeping", self.is_sleeping, "Whether it sleeps"),
+            forget("POST /reset_prefix_cache"),
         ]
         if self.fleet.face == "sglang":
             own += [
-                *(Route(p, self.sglang_info) for p in ("/server_info", "/get_server_info")),
-                *(Route(p, self.model_info) for p in ("/model_info", "/get_model_info")),
-                Route("/get_load", self.sglang_load),
-                Route("/health_generate", self.health),
-                Route("/generate", self.sglang_generate, methods=["POST"]),
-                Route("/flush_cache", self.reset, methods=["GET", "POST"]),
+                read("/server_info", self.sglang_info, "Its arguments"),
+                read("/get_server_info", self.sglang_info, "Its arguments"),
+                read("/model_info", self.model_info, "Its model"),
+                read("/get_model_info", self.model_info, "Its model"),
+                read("/get_load", self.sglang_load, "Requests here"),
+                read("/health_generate", self.health, "Whether it serves"),
+                self._generating("/generate", "Text", SglangBody, generate),
+                forget("GET /flush_cache"),
+                forget("POST /flush_cache"),
             ]
         else:
             own += [
-                Route("/server_info", self.vllm_info),
-                Route("/get_server_info", self.router_info),
-                Route("/get_load", self.vllm_load),
-                Route("/kv_event_sources", self.event_sources),
-                Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
-                Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
+                read("/server_info", self.vllm_info, "Its configuration"),
+                read("/get_server_info", self.router_info, "What vllm-router asks for"),
+                read("/get_load", self.vllm_load, "Requests here"),
+                read("/kv_event_sources", self.event_sources, "Where KV events are published"),
+                *adapter_operations(self.load_adapter, self.unload_adapter, Access.KEY),
             ]
-        return [*own, *super().routes()]
+        return [*own, *super().operations()]
 
     def _check_serving(self, model: int = -1) -> None:
         if not self.endpoint.role:
@@ -114,8 +120,8 @@ class EndpointApi(Api):
         request: HttpRequest,
         call: Call,
         failure: Failure | None,
-        face: Callable[[Service, Call, Exchange], Face],
-    ) -> Any:
+        face: FaceMaker,
+    ) -> ASGIApp:
         self._check_serving()
         self._check_room(request, call)
         service, role = self._service, self.endpoint.role
@@ -131,36 +137,32 @@ class EndpointApi(Api):
             if role != "colocated":
                 problem = f"a {role} endpoint serves calls with kv_transfer_params only"
                 raise ApiError(400, problem, param="kv_transfer_params")
-            return Reply(service, call, exchange, form, failure)
+            return Reply(form, failure)
         if len(exchange.choices) != 1:
             raise ApiError(400, "a call with kv_transfer_params has one answer", param="n")
         if wants_prefill:
-            return self._prefill(call, exchange, form, failure)
-        return await self._decode(request, call, exchange, form, failure)
+            return self._prefill(form, failure)
+        return await self._decode(request, form, failure)
 
-    def _prefill(
-        self, call: Call, exchange: Exchange, form: Face, failure: Failure | None
-    ) -> Reply:
+    def _prefill(self, face: Face, failure: Failure | None) -> Reply:
+        call = face.call
         if self.endpoint.role != "prefill":
             problem = f"this is a {self.endpoint.role} endpoint: it keeps no KV for others"
             raise ApiError(400, problem, param="kv_transfer_params.do_remote_decode")
         if call.stream and call.room < 0:
             raise ApiError(400, "do_remote_decode is not streamed", param="stream")
         call.stream = False
-        parked = self.fleet.handoffs.begin(self.endpoint, exchange, call.prompts[0], call)
-        return PrefillReply(
-            self._service, call, exchange, form, failure, parked=parked, fleet=self.fleet
-        )
+        parked = self.fleet.handoffs.begin(self.endpoint, face.exchange, call.prompts[0], call)
+        return PrefillReply(face, failure, parked, self.fleet)
 
     async def _decode(
         self,
         request: HttpRequest,
-        call: Call,
-        exchange: Exchange,
-        form: Face,
+        face: Face,
         failure: Failure | None,
     ) -> Reply:
         service, handoffs = self._service, self.fleet.handoffs
+        call, exchange = face.call, face.exchange
         if self.endpoint.role != "decode":
             problem = f"this is a {self.endpoint.role} endpoint: it fetches no KV"
             raise ApiError(400, problem, param="kv_transfer_params.do_remote_prefill")
@@ -178,7 +180,7 @@ class EndpointApi(Api):
         else:
             assert call.kv is not None
             parked = handoffs.find(call.kv, call.prompts[0], call.cache_salt)
-        reply = Reply(service, call, exchange, form, failure)
+        reply = Reply(face, failure)
         is_pair = call.room >= 0
 
         def enter(came_ns: int | None) -> None:
@@ -187,54 +189,26 @@ class EndpointApi(Api):
         reply.enter = enter
         return reply
 
-    async def sglang_generate(self, request: HttpRequest) -> Any:
-        """`/generate`."""
-        failure = self._admit(request)
-        body = decode_body(await self._body(request), SglangBody)
-        if body.image_data or body.return_logprob:
-            raise ApiError(400, "images and log-probabilities are not supported here")
-        limits = decode_body(compact(body.sampling_params or {}), SglangLimits)
-        given = body.text if body.text is not None else body.input_ids
-        if given is None:
-            raise ApiError(400, "give text or input_ids", param="text")
-        fields = Body(
-            stream=body.stream,
-            max_tokens=limits.max_new_tokens,
-            min_tokens=limits.min_new_tokens,
-            stop=limits.stop,
-            stop_token_ids=limits.stop_token_ids,
-            ignore_eos=limits.ignore_eos,
-            priority=body.priority,
-            cache_salt=body.extra_key or None,
-            bootstrap_room=body.bootstrap_room,
-            bootstrap_port=body.bootstrap_port,
-        )
-        call = generate_call(fields, read_prompts(given, self._service.tokenizer))
-        if len(call.prompts) != 1:
-            raise ApiError(400, "one prompt in a call", param="text")
-        return await self._reply(request, call, failure, SglangFace)
-
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Those of the server, and those of this engine."""
         return {**self._service.adapters, **self.endpoint.adapters}
 
-    def _check_adapters(self, request: HttpRequest) -> None:
-        self._check_key(request)
+    def _check_adapters(self) -> None:
         if not self.endpoint.plan.slots("adapter"):
             problem = "LoRA is not enabled: the configuration has no scheduler.enable_lora"
             raise ApiError(400, problem, type="InvalidUserInput")
 
     async def load_adapter(self, request: HttpRequest) -> Response:
         """This engine may run an adapter from now on; the first step that does loads it."""
-        self._check_adapters(request)
-        body = decode_body(await self._body(request), AdapterBody)
+        self._check_adapters()
+        body = decode_body(await request.body(), AdapterBody)
         return load_adapter(self._service, self.endpoint.adapters, body, self._adapters)
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """This engine has it no more."""
-        self._check_adapters(request)
-        body = decode_body(await self._body(request), AdapterBody)
+        self._check_adapters()
+        body = decode_body(await request.body(), AdapterBody)
         name = body.lora_name
         if name in self._service.adapters and name not in self.endpoint.adapters:
             problem = f"'{name}' was loaded on the server's own port; unload it there"
@@ -351,4 +325,4 @@ class EndpointApi(Api):
 
 def endpoint_app(service: Service, fleet: Fleet, endpoint: Endpoint) -> Starlette:
     """The application of one endpoint."""
-    return assemble(service, EndpointApi(service, fleet, endpoint).routes())
+    return assemble(service, EndpointApi(service, fleet, endpoint).operations())

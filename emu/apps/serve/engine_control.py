@@ -17,12 +17,11 @@ from starlette.responses import (
     JSONResponse,
     Response,
 )
-from starlette.routing import Route
 
-from emu.apps.serve.adapters import AdapterBody, load_adapter, unload_adapter
+from emu.apps.serve.adapters import AdapterBody, adapter_operations, load_adapter, unload_adapter
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import decode_body
-from emu.apps.serve.keys import check_control
+from emu.apps.serve.operations import TEXT, Access, Operation
 from emu.apps.serve.service import Service, command_now
 from emu.cluster.commands import RESET
 from emu.units import NS_PER_S
@@ -35,21 +34,32 @@ class EngineControl:
         self._service = service
         self._changing = asyncio.Lock()
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> list[Operation]:
         """What needs vLLM's development mode there."""
+        control = Access.CONTROL
+        bad, sleeping = (400,), "Whether it sleeps"
         return [
-            Route("/sleep", self.sleep, methods=["POST"]),
-            Route("/wake_up", self.wake_up, methods=["POST"]),
-            Route("/is_sleeping", self.is_sleeping),
-            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
-            Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
+            Operation(
+                "POST /sleep", self.sleep, "Go to sleep", kind=TEXT, statuses=bad, access=control
+            ),
+            Operation(
+                "POST /wake_up", self.wake_up, "Wake up", kind=TEXT, statuses=bad, access=control
+            ),
+            Operation("GET /is_sleeping", self.is_sleeping, sleeping, answer="Answer"),
+            Operation(
+                "POST /reset_prefix_cache",
+                self.reset_prefix_cache,
+                "Forget cached prefixes",
+                answer="Answer",
+                statuses=bad,
+                access=control,
+            ),
+            *adapter_operations(self.load_adapter, self.unload_adapter, control),
         ]
 
     async def sleep(self, request: HttpRequest) -> Response:
         """End or await what is under way, drop the KV, move the weights."""
         service = self._service
-        check_control(service, request)
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "abort")
         if level not in ("1", "2"):
@@ -72,7 +82,6 @@ class EngineControl:
     async def wake_up(self, request: HttpRequest) -> Response:
         """The weights come back."""
         service = self._service
-        check_control(service, request)
         if request.query_params.get("tags"):
             raise ApiError(400, "tags are not emulated: everything wakes up", param="tags")
         async with self._changing:
@@ -90,7 +99,6 @@ class EngineControl:
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         """Forget cached prefixes on every replica that has nothing to do."""
-        check_control(self._service, request)
         if request.query_params.get("reset_running_requests", "false").lower() == "true":
             raise ApiError(
                 400, "running requests are not preempted", param="reset_running_requests"
@@ -115,7 +123,6 @@ class EngineControl:
     async def load_adapter(self, request: HttpRequest) -> Response:
         """A further name that can be asked for."""
         service = self._service
-        check_control(service, request)
         if len(service.models) > 1:
             raise ApiError(400, "adapters are for a server of one model", type="InvalidUserInput")
         body = decode_body(await request.body(), AdapterBody)
@@ -124,5 +131,4 @@ class EngineControl:
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """The name is gone."""
         service = self._service
-        check_control(service, request)
         return unload_adapter(service.adapters, decode_body(await request.body(), AdapterBody))

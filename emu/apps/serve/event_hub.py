@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ class EventHub:
         """The last events, for listeners that come late; no snapshots."""
         self.is_closed = False
 
-    def publish(self, event: dict[str, Any]) -> None:
+    def publish(self, event: dict[str, object]) -> None:
         """Give an event to all present listeners."""
         data = msgspec.json.encode(event)
         if event["event"] != "state":

@@ -6,8 +6,6 @@ inactive or has crashed refuses connections, as a pod that is not there does.
 
 from __future__ import annotations
 
-from typing import Any
-
 from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.handoffs import Handoffs
 from emu.apps.serve.kv_events import KvEvents
@@ -31,7 +29,7 @@ class Fleet:
 
         self.events: KvEvents | None = None
 
-    def event_source(self, endpoint: Endpoint) -> dict[str, Any] | None:
+    def event_source(self, endpoint: Endpoint) -> dict[str, object] | None:
         """Where the endpoint's KV events are published, as vLLM says it; None = nowhere."""
         if self.events is None:
             return None

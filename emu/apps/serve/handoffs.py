@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from starlette.requests import ClientDisconnect
@@ -132,7 +132,7 @@ class Handoffs:
             self._parked[endpoint.engine_id, f"room {call.room}"] = parked
         return parked
 
-    def park(self, parked: Parked, answer_id: str) -> dict[str, Any]:
+    def park(self, parked: Parked, answer_id: str) -> dict[str, object]:
         """The prefill has ended: the parameters that a decode endpoint wants."""
         endpoint, request = parked.endpoint, parked.request
         self._parked[endpoint.engine_id, answer_id] = parked
@@ -159,8 +159,13 @@ class Handoffs:
 
     def find(self, params: KvTransfer, prompt: Ids, cache_salt: str) -> Parked:
         """What the parameters name. Raises ApiError if it is not there (any more)."""
-        for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
-            if getattr(params, name) in (None, ""):
+        for name, value in (
+            ("remote_engine_id", params.remote_engine_id),
+            ("remote_request_id", params.remote_request_id),
+            ("remote_host", params.remote_host),
+            ("remote_port", params.remote_port),
+        ):
+            if value in (None, ""):
                 raise ApiError(400, f"{name} is missing", param="kv_transfer_params")
         if not params.remote_block_ids:
             raise ApiError(400, "remote_block_ids is empty", param="kv_transfer_params")

@@ -15,10 +15,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import socket
+import sys
 from typing import Any, Final
 
 import h11
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from emu.kernel.wallclock import WallKernel
 
@@ -108,8 +111,18 @@ class Intake:
 class LiveProtocol(H11Protocol):
     """uvicorn's protocol with stamps and time-outs."""
 
-    def __init__(self, *args: Any, intake: Intake, head_timeout_s: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        intake: Intake,
+        head_timeout_s: float,
+    ) -> None:
+        """Those of uvicorn's, and what calls are stamped by."""
+        super().__init__(config, server_state, app_state, _loop)
         self._intake = intake
         self._head_timeout_s = head_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
@@ -121,7 +134,7 @@ class LiveProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there: its first head is awaited."""
         super().connection_made(transport)
-        if self._intake.kernel.has_real_clock and hasattr(socket, "TCP_INFO"):
+        if self._intake.kernel.has_real_clock and sys.platform == "linux":
             self._socket = transport.get_extra_info("socket")
         self._await(self._head_timeout_s)
 

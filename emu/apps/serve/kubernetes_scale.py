@@ -11,7 +11,7 @@ stale `resourceVersion` 409, a negative number 422.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -19,9 +19,8 @@ from starlette.responses import (
     JSONResponse,
     Response,
 )
-from starlette.routing import Route
 
-from emu.apps.serve.keys import check_control
+from emu.apps.serve.operations import Access, Operation
 from emu.apps.serve.service import Service, command_now
 from emu.cluster.commands import TARGETS
 from emu.replica.states import GPU_ROLE, ReplicaState
@@ -49,13 +48,30 @@ class Scale:
         self._starting: dict[str, set[int]] = {role: set() for role in ROLES}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def routes(self) -> list[Route]:
-        """The one path."""
-        return [Route(SCALE_PATH, self.scale, methods=["GET", "PUT", "PATCH"])]
+    def operations(self) -> list[Operation]:
+        """The methods of the one path."""
+        examples = {"namespace": "default", "name": "decode"}
+        written = (400, 403, 404, 409, 422)
+        return [
+            Operation(
+                f"{method} {SCALE_PATH}",
+                self.scale,
+                summary,
+                body,
+                "Scale",
+                kubernetes_statuses=written if body else (404,),
+                access=Access.CONTROL,
+                examples=examples,
+            )
+            for method, summary, body in (
+                ("GET", "Replicas of a role", None),
+                ("PUT", "Scale a role", "Scale"),
+                ("PATCH", "Scale a role", "Scale"),
+            )
+        ]
 
     async def scale(self, request: HttpRequest) -> Response:
         """Read or write."""
-        check_control(self._service, request)
         name = request.path_params["name"]
         try:
             if name not in ROLES:
@@ -71,7 +87,7 @@ class Scale:
             return JSONResponse({**body, "code": refused.code}, status_code=refused.code)
         return JSONResponse(self._answer(name, request.path_params["namespace"]))
 
-    def _answer(self, role: str, namespace: str) -> dict[str, Any]:
+    def _answer(self, role: str, namespace: str) -> dict[str, object]:
         existing = len(self._serving(role))
         return {
             "kind": "Scale",

@@ -21,7 +21,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,6 +30,9 @@ from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.service import Service
 from emu.errors import InputError
 from emu.request import Request
+
+if TYPE_CHECKING:
+    import zmq
 
 BUFFER_STEPS: Final = 10_000
 _QUEUE_MAX: Final = 100_000
@@ -57,11 +60,11 @@ class Wire(msgspec.Struct, frozen=True):
         parent: int | None,
         tokens: Sequence[int],
         block_size: int,
-        extra_keys: list[Any] | None = None,
+        extra_keys: list[list[str] | None] | None = None,
         *,
         lora_name: str | None = None,
         lora_id: int | None = None,
-    ) -> Any:
+    ) -> object:
         """One BlockStored. `parent` is the key before the first; `extra_keys`: of each block, what
         its hash has beside its tokens."""
         if self.has_maps:
@@ -76,7 +79,7 @@ class Wire(msgspec.Struct, frozen=True):
                 "lora_name": lora_name,
             }
             return event if extra_keys is None else {**event, "extra_keys": extra_keys}
-        head = ["BlockStored", list(keys), parent, list(tokens), block_size]
+        head: list[object] = ["BlockStored", list(keys), parent, list(tokens), block_size]
         fields = [*head, lora_id, "GPU", lora_name]
         if self.minor >= 17:
             fields.append(extra_keys)
@@ -86,13 +89,13 @@ class Wire(msgspec.Struct, frozen=True):
             fields += [None, None]  # kv_cache_spec_kind, kv_cache_spec_sliding_window
         return fields
 
-    def removed(self, keys: Sequence[int]) -> Any:
+    def removed(self, keys: Sequence[int]) -> object:
         """One BlockRemoved."""
         if self.has_maps:
             return {"type": "BlockRemoved", "block_hashes": list(keys), "medium": "GPU"}
         return ["BlockRemoved", list(keys), "GPU"]
 
-    def cleared(self) -> Any:
+    def cleared(self) -> object:
         """One AllBlocksCleared."""
         return {"type": "AllBlocksCleared"} if self.has_maps else ["AllBlocksCleared"]
 
@@ -128,7 +131,7 @@ class Ledger:
         """The block under which a key can be found: the newest."""
         self._count: dict[int, int] = {}
         """How often a key was published and not removed."""
-        self.events: list[Any] = []
+        self.events: list[object] = []
 
     def stored(self, request: Request, keys: Sequence[int], first: int, blocks: list[int]) -> None:
         """A BlockStored for these blocks."""
@@ -184,12 +187,12 @@ class Ledger:
         self._count.clear()
         self._add(self._wire.cleared())
 
-    def _add(self, event: Any) -> None:
+    def _add(self, event: object) -> None:
         self.events.append(event)
         if len(self.events) == 1:
             self._changed()
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[object]:
         """The events; the list begins anew."""
         events, self.events = self.events, []
         return events
@@ -198,7 +201,14 @@ class Ledger:
 class Publisher:
     """The two sockets of one endpoint, and the ring of what was sent."""
 
-    def __init__(self, context: Any, host: str, port: int, replay_port: int, topic: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        port: int,
+        replay_port: int,
+        topic: str,
+    ) -> None:
         """Port 0 is one that the system chooses. Raises InputError if an address is taken."""
         import zmq
 
@@ -212,7 +222,7 @@ class Publisher:
         self.endpoint = self._bound(self._live, host, port)
         self.replay_endpoint = self._bound(self._replay, host, replay_port)
 
-    def _bound(self, made: Any, host: str, port: int) -> str:
+    def _bound(self, made: zmq.Socket[bytes], host: str, port: int) -> str:
         """The address that a socket got."""
         made.linger = 0
         address = f"tcp://{host}:{port or '*'}"
@@ -222,7 +232,7 @@ class Publisher:
             raise InputError(address, None, "--kv-events", str(error)) from None
         return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
-    def send(self, at_s: float, events: list[Any]) -> None:
+    def send(self, at_s: float, events: list[object]) -> None:
         """One batch: of one step of the engine, at a Unix time (subscribers measure their lag)."""
         payload = msgspec.msgpack.encode([at_s, events, 0])
         self._ring.append((self._sequence, payload))
@@ -264,7 +274,7 @@ class Publisher:
         self._replay.close()
 
 
-def zmq_context() -> Any:
+def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     """Raises InputError without the extra."""
     try:
         import zmq

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.serve.tokenizer import Ids, Tokenizer, split_tokens
 
@@ -45,13 +45,13 @@ def alternatives(
 
 def chat_logprobs(
     tokenizer: Tokenizer, pieces: Sequence[str], first: int, top: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """OpenAI's form for chats.
 
     `first` is the position of the first piece, `top` the number of alternatives.
     """
 
-    def entry(token: str, logprob: float) -> dict[str, Any]:
+    def entry(token: str, logprob: float) -> dict[str, object]:
         return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
     return {
@@ -75,7 +75,7 @@ def completion_logprobs(
     *,
     offset: int,
     is_prompt: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, list[object]]:
     """OpenAI's form for completions; of a prompt, the first token has none.
 
     `first` is the position of the first piece, `top` the number of alternatives.
@@ -92,10 +92,10 @@ def completion_logprobs(
     if is_prompt and pieces:
         logprobs[0] = tops[0] = None
     return {
-        "tokens": list(pieces),
-        "token_logprobs": logprobs,
-        "text_offset": offsets,
-        "top_logprobs": tops,
+        "tokens": [*pieces],
+        "token_logprobs": [*logprobs],
+        "text_offset": [*offsets],
+        "top_logprobs": [*tops],
     }
 
 

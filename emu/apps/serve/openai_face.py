@@ -6,20 +6,17 @@ Plain filler has a short way: the parts of a chunk that are the same for all tok
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.calls import Call
-from emu.apps.serve.faces import DONE, answer_text, compact, event
+from emu.apps.serve.faces import DONE, Face, Token, compact, event
 from emu.apps.serve.logprobs import chat_logprobs, completion_logprobs, prompt_pieces
 from emu.apps.serve.script import Script
 from emu.apps.serve.service import Service
 from emu.apps.serve.world import Choice, Exchange
 
 
-def usage_of(call: Call, exchange: Exchange) -> dict[str, Any]:
+def usage_of(call: Call, exchange: Exchange) -> dict[str, object]:
     """OpenAI's `usage`."""
     choices = exchange.choices
     prompt = sum(len(p) for p in call.prompts)
@@ -33,46 +30,37 @@ def usage_of(call: Call, exchange: Exchange) -> dict[str, Any]:
     }
 
 
-class OpenAiFace:
+class OpenAiFace(Face):
     """Completions and chats."""
 
     def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
-        self._service = service
-        self._call = call
-        self._exchange = exchange
-        self._created = int(time.time())
+        super().__init__(service, call, exchange)
         kind = "chatcmpl" if call.is_chat else "cmpl"
         self.answer_id = f"{kind}-{call.request_id or f'{service.session}-{service.next_call()}'}"
-        self.extra: dict[str, Any] = {}
-        """Further keys of a whole answer."""
         self._ends: dict[str, bytes] = {}
 
     def whole(self) -> bytes:
         """One JSON object."""
-        call = self._call
+        call = self.call
         return compact(
             {
                 "id": self.answer_id,
                 "object": "chat.completion" if call.is_chat else "text_completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [self._whole_choice(choice) for choice in self._exchange.choices],
-                "usage": usage_of(call, self._exchange),
+                "created": self.created_s,
+                "model": self.model,
+                "choices": [self._whole_choice(choice) for choice in self.exchange.choices],
+                "usage": usage_of(call, self.exchange),
                 "system_fingerprint": "emu",
                 **self.extra,
             }
         )
 
-    @property
-    def _model(self) -> str:
-        return self._call.model or self._service.model
-
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        call, script = self._call, choice.script
-        text = "" if call.max_tokens == 0 else answer_text(self._service, choice)
-        answer: dict[str, Any] = {"index": choice.index}
+    def _whole_choice(self, choice: Choice) -> dict[str, object]:
+        call, script = self.call, choice.script
+        text = "" if call.max_tokens == 0 else self.text_of(choice)
+        answer: dict[str, object] = {"index": choice.index}
         if call.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
             if script is not None and script.tool is not None:
                 tool = script.tool
                 function = {"name": tool.name, "arguments": tool.arguments}
@@ -88,20 +76,20 @@ class OpenAiFace:
 
     def _finish(self, choice: Choice) -> str:
         reason = choice.finish_reason
-        if reason == "tool_calls" and self._call.is_named_tool:
+        if reason == "tool_calls" and self.call.is_named_tool:
             return "stop"
         return reason
 
     def _prompt_pieces(self, choice: Choice) -> list[str]:
-        prompt = self._call.prompts[choice.index // self._call.n]
-        return prompt_pieces(self._service.tokenizer, prompt)
+        prompt = self.call.prompts[choice.index // self.call.n]
+        return prompt_pieces(self.service.tokenizer, prompt)
 
     def _echoed(self, choice: Choice) -> str:
         return "".join(self._prompt_pieces(choice))
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice) -> Mapping[str, object] | None:
         """Log-probabilities of a whole answer."""
-        call, script, tokenizer = self._call, choice.script, self._service.tokenizer
+        call, script, tokenizer = self.call, choice.script, self.service.tokenizer
         if call.logprobs < 0:
             return None
         pieces = script.pieces if script is not None and call.max_tokens != 0 else []
@@ -117,7 +105,7 @@ class OpenAiFace:
 
     def opening(self) -> bytes:
         """Nothing comes before the first token; the parts of its chunk are made."""
-        call = self._call
+        call = self.call
         frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
         self._start = f'data: {frame},"choices":[{{"index":'.encode()
         self._text = b',"delta":{"content":"' if call.is_chat else b',"text":"'
@@ -131,13 +119,13 @@ class OpenAiFace:
             )
         return b""
 
-    def _frame(self) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._call.is_chat else "text_completion"
+    def _frame(self) -> dict[str, object]:
+        kind = "chat.completion.chunk" if self.call.is_chat else "text_completion"
         return {
             "id": self.answer_id,
             "object": kind,
-            "created": self._created,
-            "model": self._model,
+            "created": self.created_s,
+            "model": self.model,
         }
 
     def news(self, after: int) -> bytes:
@@ -145,12 +133,13 @@ class OpenAiFace:
         return b"".join(self._news(after))
 
     def _news(self, after: int) -> Iterator[bytes]:
-        pieces = self._service.piece_bytes
-        for choice in self._exchange.choices:
-            end = choice.produced if after == 0 else min(choice.produced, after)
-            if choice.script is not None or self._call.max_tokens == 0:
-                yield from self._scripted(choice, end)
+        pieces = self.service.piece_bytes
+        for choice in self.exchange.choices:
+            if choice.script is not None or self.call.max_tokens == 0:
+                for token in self.unsent(choice, after):
+                    yield self._chunk(choice, token)
                 continue
+            end = choice.produced if after == 0 else min(choice.produced, after)
             index = b"%d" % choice.index
             last = choice.tokens - 1
             while choice.sent < end:
@@ -161,7 +150,7 @@ class OpenAiFace:
                 yield self._text if position else self._first
                 yield pieces[(choice.start + position) % len(pieces)]
                 tail = self._ends[choice.finish_reason if position >= last else ""]
-                if self._call.continuous_usage:
+                if self.call.continuous_usage:
                     tail = self._with_usage(tail, choice)
                 yield tail
 
@@ -178,31 +167,27 @@ class OpenAiFace:
             "total_tokens": prompt + choice.sent,
         }
 
-    def _scripted(self, choice: Choice, end: int) -> Iterator[bytes]:
-        """Chunks of an answer that is not plain filler."""
-        call, script = self._call, choice.script
-        while choice.sent < end:
-            position = choice.sent
-            choice.sent += 1
-            is_last = position >= choice.tokens - 1
-            one: dict[str, Any] = {"index": choice.index}
-            text = script.shown[position] if script is not None and call.max_tokens != 0 else ""
-            if call.is_chat:
-                one["delta"] = _chat_delta(script, position, text)
-            else:
-                one["text"] = self._echoed(choice) + text if call.echo and not position else text
-            one["logprobs"] = self._chunk_logprobs(choice, position)
-            one["finish_reason"] = self._finish(choice) if is_last else None
-            one["stop_reason"] = script.stop_reason if script is not None and is_last else None
-            chunk = {**self._frame(), "choices": [one]}
-            if call.continuous_usage:
-                chunk["usage"] = self._usage_so_far(choice)
-            elif call.include_usage:
-                chunk["usage"] = None
-            yield event(chunk)
+    def _chunk(self, choice: Choice, token: Token) -> bytes:
+        """A token of an answer that is not plain filler."""
+        call, script, position = self.call, choice.script, token.position
+        text = "" if call.max_tokens == 0 else token.text
+        one: dict[str, object] = {"index": choice.index}
+        if call.is_chat:
+            one["delta"] = _chat_delta(script, position, text)
+        else:
+            one["text"] = self._echoed(choice) + text if call.echo and not position else text
+        one["logprobs"] = self._chunk_logprobs(choice, position)
+        one["finish_reason"] = self._finish(choice) if token.is_last else None
+        one["stop_reason"] = script.stop_reason if script is not None and token.is_last else None
+        chunk = {**self._frame(), "choices": [one]}
+        if call.continuous_usage:
+            chunk["usage"] = self._usage_so_far(choice)
+        elif call.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
 
-    def _chunk_logprobs(self, choice: Choice, position: int) -> dict[str, Any] | None:
-        call, script, tokenizer = self._call, choice.script, self._service.tokenizer
+    def _chunk_logprobs(self, choice: Choice, position: int) -> Mapping[str, object] | None:
+        call, script, tokenizer = self.call, choice.script, self.service.tokenizer
         if call.logprobs < 0:
             return None
         pieces = script.pieces[position : position + 1] if script is not None else []
@@ -225,17 +210,13 @@ class OpenAiFace:
 
     def closing(self) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not self._call.include_usage:
+        if not self.call.include_usage:
             return DONE
-        usage = usage_of(self._call, self._exchange)
+        usage = usage_of(self.call, self.exchange)
         return event({**self._frame(), "choices": [], "usage": usage}) + DONE
 
-    def broken(self, error: ApiError) -> bytes:
-        """An error event, and no end."""
-        return event(error.body)
 
-
-def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, Any]:
+def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, object]:
     first = {"role": "assistant"} if position == 0 else {}
     if script is None or script.tool is None:
         return {**first, "content": text}
@@ -244,5 +225,4 @@ def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, An
         function = {"name": tool.name, "arguments": ""}
         head = {"index": 0, "id": tool.call_id, "type": "function", "function": function}
         return {**first, "content": None, "tool_calls": [head]}
-    piece = text if position >= script.tool_head else ""
-    return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
+    return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

@@ -1,12 +1,11 @@
-"""OpenAI's `/v1/responses`: the body as a chat, and the events of its answer.
+"""OpenAI's `/v1/responses`: the body as a chat.
 
 Nothing is stored: `previous_response_id`, `conversation` and `background` are refused.
 """
 
 from __future__ import annotations
 
-import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -23,10 +22,7 @@ from emu.apps.serve.bodies import (
     decode_body,
 )
 from emu.apps.serve.calls import Call, chat_call
-from emu.apps.serve.faces import answer_text, compact
-from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
-from emu.apps.serve.world import Choice, Exchange
 
 
 class TextFormat(Struct):
@@ -34,7 +30,7 @@ class TextFormat(Struct):
 
     type: str
     name: str = ""
-    schema: Any = None
+    schema: object = None
     strict: bool | None = None
 
 
@@ -51,39 +47,43 @@ class FlatTool(Struct):
     type: str
     name: str = ""
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
 class ResponsesBody(Struct, kw_only=True):
     """`/v1/responses`."""
 
-    input: str | list[Any]
+    input: str | list[object]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     stream: bool | None = False
     text: TextOptions | None = None
     tools: list[FlatTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, object] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     priority: int | None = 0
     cache_salt: str | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
+    conversation: object = None
     background: bool | None = False
     top_logprobs: NonNegative | None = None
     include: list[str] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
 
 
 def read_responses(data: bytes, tokenizer: Tokenizer) -> Call:
     """The call of a body. Raises ApiError."""
     body = decode_body(data, ResponsesBody)
-    for name in ("previous_response_id", "conversation", "background"):
-        if getattr(body, name):
+    for name, value in (
+        ("previous_response_id", body.previous_response_id),
+        ("conversation", body.conversation),
+        ("background", body.background),
+    ):
+        if value:
             raise ApiError(400, f"{name}: responses are not stored here", param=name)
     if body.top_logprobs or any("logprobs" in item for item in body.include or []):
         raise ApiError(400, "log-probabilities are not supported here", param="top_logprobs")
@@ -116,7 +116,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return found
 
 
-def _response_message(item: Any, index: int) -> Message:
+def _response_message(item: object, index: int) -> Message:
     where = f"input.{index}"
     if isinstance(item, str):
         return Message("user", item)
@@ -155,152 +155,7 @@ def _tools(body: ResponsesBody) -> list[Tool] | None:
     return found or None
 
 
-def _choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _choice(given: str | dict[str, object] | None) -> str | dict[str, object] | None:
     if isinstance(given, dict) and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     return given
-
-
-class ResponsesFace:
-    """The form of the answer."""
-
-    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
-        self._service = service
-        self._call = call
-        self._choice: Choice = exchange.choices[0]
-        self._created = int(time.time())
-        number = f"{service.session}{service.next_call():08x}"
-        self.answer_id = f"resp_{call.request_id or number}"
-        self._item_id = f"{'fc' if self._has_tool else 'msg'}_{number}"
-        self._sequence = 0
-
-    @property
-    def _has_tool(self) -> bool:
-        return self._choice.script is not None and self._choice.script.tool is not None
-
-    def whole(self) -> bytes:
-        """One JSON object."""
-        return compact(self._response("completed"))
-
-    def _response(self, status: str) -> dict[str, Any]:
-        choice, is_done = self._choice, status == "completed"
-        is_cut = is_done and choice.finish_reason == "length" and self._call.max_tokens is not None
-        details = {"reason": "max_output_tokens"} if is_cut else None
-        response: dict[str, Any] = {
-            "id": self.answer_id,
-            "object": "response",
-            "created_at": self._created,
-            "model": self._call.model or self._service.model,
-            "status": "incomplete" if is_cut else status,
-            "incomplete_details": details,
-            "error": None,
-            "output": [self._item("incomplete" if is_cut else "completed")] if is_done else [],
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "usage": None,
-        }
-        if is_done:
-            request = choice.request
-            response["usage"] = {
-                "input_tokens": request.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": request.prefix_hit_tokens},
-                "output_tokens": choice.produced,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": request.prompt_tokens + choice.produced,
-            }
-        return response
-
-    def _item(self, status: str, *, is_empty: bool = False) -> dict[str, Any]:
-        script = self._choice.script
-        if script is not None and script.tool is not None:
-            return {
-                "type": "function_call",
-                "id": self._item_id,
-                "call_id": script.tool.call_id,
-                "name": script.tool.name,
-                "arguments": "" if is_empty else script.tool.arguments,
-                "status": status,
-            }
-        content = [] if is_empty else [self._part(answer_text(self._service, self._choice))]
-        return {
-            "type": "message",
-            "id": self._item_id,
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": []}
-
-    def _event(self, kind: str, **content: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._sequence, **content}
-        self._sequence += 1
-        return f"event: {kind}\n".encode() + b"data: " + compact(data) + b"\n\n"
-
-    def opening(self) -> bytes:
-        """The response, the item and its part begin."""
-        response = self._response("in_progress")
-        item = self._item("in_progress", is_empty=True)
-        begun = self._event("response.created", response=response)
-        begun += self._event("response.in_progress", response=response)
-        begun += self._event("response.output_item.added", output_index=0, item=item)
-        if not self._has_tool:
-            place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-            begun += self._event("response.content_part.added", **place, part=self._part(""))
-        return begun
-
-    def news(self, after: int) -> bytes:
-        """One delta for each token."""
-        choice, script = self._choice, self._choice.script
-        end = choice.produced if after == 0 else min(choice.produced, after)
-        pieces = self._service.tokenizer.pieces
-        found = b""
-        place: dict[str, Any] = {"item_id": self._item_id, "output_index": 0}
-        while choice.sent < end:
-            position = choice.sent
-            choice.sent += 1
-            if script is None:
-                text = pieces[(choice.start + position) % len(pieces)]
-            else:
-                text = script.shown[position]
-            if script is not None and script.tool is not None:
-                text = text if position >= script.tool_head else ""
-                found += self._event("response.function_call_arguments.delta", **place, delta=text)
-            else:
-                found += self._event(
-                    "response.output_text.delta", **place, content_index=0, delta=text, logprobs=[]
-                )
-        return found
-
-    def closing(self) -> bytes:
-        """Part, item and response end."""
-        script = self._choice.script
-        response = self._response("completed")
-        item = response["output"][0]
-        place: dict[str, Any] = {"item_id": self._item_id, "output_index": 0}
-        if script is not None and script.tool is not None:
-            name, arguments = script.tool.name, script.tool.arguments
-            ended = self._event(
-                "response.function_call_arguments.done", **place, name=name, arguments=arguments
-            )
-        else:
-            text = answer_text(self._service, self._choice)
-            ended = self._event(
-                "response.output_text.done", **place, content_index=0, text=text, logprobs=[]
-            )
-            part = self._part(text)
-            ended += self._event("response.content_part.done", **place, content_index=0, part=part)
-        ended += self._event("response.output_item.done", output_index=0, item=item)
-        kind = "incomplete" if response["status"] == "incomplete" else "completed"
-        return ended + self._event(f"response.{kind}", response=response)
-
-    def broken(self, error: ApiError) -> bytes:
-        """The response has failed."""
-        problem = error.body["error"]
-        response = self._response("failed")
-        response["error"] = {"code": str(problem["code"]), "message": problem["message"]}
-        return self._event("response.failed", response=response)

@@ -13,7 +13,7 @@ to what was asked for, when a while has gone well.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from emu.units import NS_PER_S
 
@@ -130,7 +130,7 @@ class Pace:
             "streams, or --slow-down auto"
         )
 
-    def summary(self, speed_asked: float, speeds: list[tuple[float, float]]) -> dict[str, Any]:
+    def summary(self, speed_asked: float, speeds: list[tuple[float, float]]) -> dict[str, object]:
         """The part of summary.json; seconds are emulated."""
         return {
             "verdict": self.verdict,

@@ -9,9 +9,9 @@ ones.
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX, decode_body
 from emu.apps.serve.calls import Call, read_prompts
-from emu.apps.serve.faces import compact
+from emu.apps.serve.faces import Face, FaceMaker, compact
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids
 from emu.apps.serve.world import Exchange
@@ -34,7 +34,7 @@ _DIMENSIONS_MAX = 65_536
 class EmbeddingBody(Struct, kw_only=True):
     """`/v1/embeddings`."""
 
-    input: str | list[Any]
+    input: str | list[object]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Meta(ge=1, le=_DIMENSIONS_MAX)] | None = None
@@ -68,41 +68,19 @@ def vector_of(ids: Ids, dimensions: int) -> Vector:
     return vector / np.float32(np.linalg.norm(vector) or 1.0)
 
 
-class PoolingFace:
+class PoolingFace(Face):
     """What the three have in common: nothing streams."""
-
-    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
-        self._service = service
-        self._call = call
-        self._exchange = exchange
 
     def whole(self) -> bytes:
         """One JSON object."""
-        prompt = sum(len(p) for p in self._call.prompts)
+        prompt = sum(len(p) for p in self.call.prompts)
         usage = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0}
-        number = self._call.request_id or f"{self._service.session}-{self._service.next_call()}"
-        model = self._call.model or self._service.model
-        return compact({**self.content(number), "model": model, "usage": usage})
+        number = self.call.request_id or f"{self.service.session}-{self.service.next_call()}"
+        return compact({**self.content(number), "model": self.model, "usage": usage})
 
-    def content(self, number: str) -> dict[str, Any]:
+    def content(self, number: str) -> dict[str, object]:
         """Everything but model and usage."""
         raise NotImplementedError
-
-    def opening(self) -> bytes:
-        """Never asked."""
-        return b""
-
-    def news(self, after: int) -> bytes:
-        """Never asked."""
-        return b""
-
-    def closing(self) -> bytes:
-        """Never asked."""
-        return b""
-
-    def broken(self, error: ApiError) -> bytes:
-        """Never asked."""
-        return compact(error.body)
 
 
 class EmbeddingFace(PoolingFace):
@@ -114,23 +92,23 @@ class EmbeddingFace(PoolingFace):
         super().__init__(service, call, exchange)
         self._body = body
 
-    def content(self, number: str) -> dict[str, Any]:
+    def content(self, number: str) -> dict[str, object]:
         """One vector for each input."""
         size = (
             self._body.dimensions
-            or self._service.plans[self._service.index_of(self._call.model)].model.hidden
+            or self.service.plans[self.service.index_of(self.call.model)].model.hidden
         )
         data = []
-        for index, prompt in enumerate(self._call.prompts):
+        for index, prompt in enumerate(self.call.prompts):
             vector = vector_of(prompt, size)
-            shown: Any = vector.tolist()
+            shown: object = vector.tolist()
             if self._body.encoding_format == "base64":
                 shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
             data.append({"index": index, "object": "embedding", "embedding": shown})
         return {
             "id": f"embd-{number}",
             "object": "list",
-            "created": int(time.time()),
+            "created": self.created_s,
             "data": data,
         }
 
@@ -145,14 +123,14 @@ class RerankFace(PoolingFace):
         self._body = body
         self._query = query
 
-    def content(self, number: str) -> dict[str, Any]:
+    def content(self, number: str) -> dict[str, object]:
         """The best first."""
-        body, encode = self._body, self._service.tokenizer.encode
+        body, encode = self._body, self.service.tokenizer.encode
         scores = _scores([self._query] * len(body.documents), [encode(d) for d in body.documents])
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         results = []
         for index in order[: body.top_n or len(order)]:
-            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            result: dict[str, object] = {"index": index, "relevance_score": scores[index]}
             if body.return_documents is not False:
                 result["document"] = {"text": body.documents[index]}
             results.append(result)
@@ -168,14 +146,14 @@ class ScoreFace(PoolingFace):
         super().__init__(service, call, exchange)
         self._pairs = pairs
 
-    def content(self, number: str) -> dict[str, Any]:
+    def content(self, number: str) -> dict[str, object]:
         """One score for each pair."""
         scores = _scores([a for a, _ in self._pairs], [b for _, b in self._pairs])
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         return {
             "id": f"score-{number}",
             "object": "list",
-            "created": int(time.time()),
+            "created": self.created_s,
             "data": data,
         }
 
@@ -202,24 +180,24 @@ def _pooling_call(prompts: list[Ids], model: str | None, tenant: str = "") -> Ca
     )
 
 
-def read_embedding(data: bytes, service: Service) -> tuple[Call, EmbeddingBody]:
+def read_embedding(data: bytes, service: Service) -> tuple[Call, FaceMaker]:
     """Raises ApiError."""
     body = decode_body(data, EmbeddingBody)
     prompts = read_prompts(body.input, service.tokenizer)
-    return _pooling_call(prompts, body.model, body.user or ""), body
+    return _pooling_call(prompts, body.model, body.user or ""), partial(EmbeddingFace, body=body)
 
 
-def read_rerank(data: bytes, service: Service) -> tuple[Call, RerankBody, Ids]:
+def read_rerank(data: bytes, service: Service) -> tuple[Call, FaceMaker]:
     """Each document is read with the query before it. Raises ApiError."""
     body = decode_body(data, RerankBody)
     query = service.tokenizer.encode(body.query)
     if len(query) == 0:
         raise ApiError(400, "the query is empty", param="query")
     prompts = [np.concatenate((query, service.tokenizer.encode(d))) for d in body.documents]
-    return _pooling_call(prompts, body.model), body, query
+    return _pooling_call(prompts, body.model), partial(RerankFace, body=body, query=query)
 
 
-def read_score(data: bytes, service: Service) -> tuple[Call, list[tuple[Ids, Ids]]]:
+def read_score(data: bytes, service: Service) -> tuple[Call, FaceMaker]:
     """Raises ApiError."""
     body = decode_body(data, ScoreBody)
     left = [body.text_1] if isinstance(body.text_1, str) else body.text_1
@@ -233,4 +211,4 @@ def read_score(data: bytes, service: Service) -> tuple[Call, list[tuple[Ids, Ids
     prompts = [np.concatenate(pair) for pair in pairs]
     if any(len(prompt) == 0 for prompt in prompts):
         raise ApiError(400, "a pair is empty", param="text_2")
-    return _pooling_call(prompts, body.model), pairs
+    return _pooling_call(prompts, body.model), partial(ScoreFace, pairs=pairs)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from emu.apps.serve.endpoint import Endpoint
+from emu.apps.serve.intake import LiveProtocol
 from emu.errors import InputError
 
 BACKLOG = 4096
@@ -30,7 +31,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
         listening.bind(address)
         listening.listen(BACKLOG)  # a reader of the announcement may connect at once
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise InputError(f"{host}:{port}", None, option, reason) from None
     listening.setblocking(False)
     return listening
@@ -91,14 +92,12 @@ class ReplicaPorts:
             except InputError as error:
                 self.problems.append(str(error))
                 return
-        config: Any = server.config
+        config = server.config
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
         loop = asyncio.get_running_loop()
 
         def protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(
-                config=config, server_state=server.server_state, app_state={}, _loop=loop
-            )
-            return made
+            return make(config, server.server_state, {}, loop)
 
         self._open[port] = await loop.create_server(
             protocol, sock=listening, ssl=config.ssl, backlog=BACKLOG
@@ -112,10 +111,10 @@ class ReplicaPorts:
         if acceptor is not None:
             acceptor.close()
         for connection in list(server.server_state.connections):
-            place = getattr(connection, "server", None)
-            cycle = getattr(connection, "cycle", None)
-            is_idle = cycle is None or cycle.response_complete
-            if place is not None and place[1] == port and is_idle:
+            if not isinstance(connection, LiveProtocol) or connection.server is None:
+                continue
+            is_idle = connection.cycle is None or connection.cycle.response_complete
+            if connection.server[1] == port and is_idle:
                 connection.transport.close()
 
     def close(self) -> None:

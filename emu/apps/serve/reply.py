@@ -15,13 +15,10 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from emu.apps.serve.api_errors import ApiError
-from emu.apps.serve.calls import Call
 from emu.apps.serve.faces import Face
 from emu.apps.serve.failures import Failure, failure_error
 from emu.apps.serve.intake import Ticket
 from emu.apps.serve.pace import ALLOWED_NS
-from emu.apps.serve.service import Service
-from emu.apps.serve.world import Exchange
 from emu.request import Request, Status
 
 _SSE_HEADERS: Final = (
@@ -35,13 +32,11 @@ _LOST: Final = "the request was lost in the emulated cluster"
 class Reply:
     """The ASGI answer to a call."""
 
-    def __init__(
-        self, service: Service, call: Call, exchange: Exchange, face: Face, failure: Failure | None
-    ) -> None:
-        self.service = service
-        self.call = call
-        self.exchange = exchange
+    def __init__(self, face: Face, failure: Failure | None) -> None:
         self.face = face
+        self.service = face.service
+        self.call = face.call
+        self.exchange = face.exchange
         self.failure = failure
         """How the answer breaks off in its middle, if a schedule says so."""
         self.enter: Callable[[int | None], None] = self._submit

@@ -9,7 +9,7 @@ because the number of its tokens is what the emulated engine has to produce.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -29,7 +29,7 @@ class ToolCall(Struct, frozen=True):
 class Constraint(Struct, kw_only=True, frozen=True):
     """What the answer must be; nothing given = free text."""
 
-    schema: Any = None
+    schema: object = None
     """A JSON schema, or True for any JSON object."""
     regex: str = ""
     options: tuple[str, ...] = ()

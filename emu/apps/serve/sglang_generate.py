@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from emu.apps.serve.api_errors import ApiError
-from emu.apps.serve.calls import Call
-from emu.apps.serve.faces import answer_text, compact
+from emu.apps.serve.bodies import Body, decode_body
+from emu.apps.serve.calls import Call, generate_call, read_prompts
+from emu.apps.serve.faces import SoloFace, Token, compact, event
 from emu.apps.serve.service import Service
+from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.world import Exchange
 from emu.units import NS_PER_S
 
@@ -18,12 +20,12 @@ class SglangBody(Struct, kw_only=True):
     """`/generate`."""
 
     text: str | None = None
-    input_ids: list[Any] | None = None
-    sampling_params: dict[str, Any] | None = None
+    input_ids: list[object] | None = None
+    sampling_params: dict[str, object] | None = None
     stream: bool | None = False
     rid: str | None = None
     return_logprob: bool | None = False
-    image_data: Any = None
+    image_data: object = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
@@ -44,73 +46,68 @@ class SglangLimits(Struct, kw_only=True):
     n: Literal[1] | None = 1
 
 
-class SglangFace:
+def read_generate(data: bytes, tokenizer: Tokenizer) -> Call:
+    """The call of a body. Raises ApiError."""
+    body = decode_body(data, SglangBody)
+    if body.image_data or body.return_logprob:
+        raise ApiError(400, "images and log-probabilities are not supported here")
+    limits = decode_body(compact(body.sampling_params or {}), SglangLimits)
+    given = body.text if body.text is not None else body.input_ids
+    if given is None:
+        raise ApiError(400, "give text or input_ids", param="text")
+    fields = Body(
+        stream=body.stream,
+        max_tokens=limits.max_new_tokens,
+        min_tokens=limits.min_new_tokens,
+        stop=limits.stop,
+        stop_token_ids=limits.stop_token_ids,
+        ignore_eos=limits.ignore_eos,
+        priority=body.priority,
+        cache_salt=body.extra_key or None,
+        bootstrap_room=body.bootstrap_room,
+        bootstrap_port=body.bootstrap_port,
+    )
+    call = generate_call(fields, read_prompts(given, tokenizer))
+    if len(call.prompts) != 1:
+        raise ApiError(400, "one prompt in a call", param="text")
+    return call
+
+
+class SglangFace(SoloFace):
     """The form of `/generate`: a stream carries the whole text so far."""
 
     def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
-        self._service = service
-        self._choice = exchange.choices[0]
+        super().__init__(service, call, exchange)
         self.answer_id = call.request_id or f"{service.session}{service.next_call():08x}"
+        self._so_far = ""
 
-    def _content(self, text: str, tokens: int, *, is_done: bool) -> dict[str, Any]:
-        choice, request = self._choice, self._choice.request
-        script = choice.script
-        finish: dict[str, Any] | None = None
-        if is_done:
-            finish = {"type": choice.finish_reason}
-            if choice.finish_reason == "length":
-                finish["length"] = tokens
-            elif script is not None and script.stop_reason is not None:
-                finish["matched"] = script.stop_reason
-        meta: dict[str, Any] = {
+    def whole(self) -> bytes:
+        """One JSON object."""
+        return compact(self._content(self.text, self.choice.produced, is_done=True))
+
+    def _content(self, text: str, tokens: int, *, is_done: bool) -> dict[str, object]:
+        request = self.choice.request
+        meta: dict[str, object] = {
             "id": self.answer_id,
-            "finish_reason": finish,
+            "finish_reason": self._finish(tokens) if is_done else None,
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": tokens,
             "cached_tokens": request.prefix_hit_tokens,
             "weight_version": "default",
         }
         if is_done:
-            meta["e2e_latency"] = (choice.last_ns - request.arrival_ns) / NS_PER_S
+            meta["e2e_latency"] = (self.choice.last_ns - request.arrival_ns) / NS_PER_S
         return {"text": text, "output_ids": [], "meta_info": meta}
 
-    def whole(self) -> bytes:
-        """One JSON object."""
-        text = answer_text(self._service, self._choice)
-        return compact(self._content(text, self._choice.produced, is_done=True))
+    def _finish(self, tokens: int) -> dict[str, object]:
+        reason, script = self.choice.finish_reason, self.choice.script
+        if reason == "length":
+            return {"type": reason, "length": tokens}
+        if script is not None and script.stop_reason is not None:
+            return {"type": reason, "matched": script.stop_reason}
+        return {"type": reason}
 
-    def opening(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def news(self, after: int) -> bytes:
-        """One event for each token, with all of the text so far."""
-        choice = self._choice
-        whole = answer_text(self._service, choice)
-        pieces = (
-            choice.script.shown
-            if choice.script is not None
-            else [whole[i : i + 1] for i in range(len(whole))]
-        )
-        if choice.script is None and len(self._service.tokenizer.pieces[0]) != 1:
-            size = len(self._service.tokenizer.pieces)
-            names = self._service.tokenizer.pieces
-            count = choice.tokens
-            pieces = [names[(choice.start + i) % size] for i in range(count)]
-        end = choice.produced if after == 0 else min(choice.produced, after)
-        found = b""
-        while choice.sent < end:
-            choice.sent += 1
-            text = "".join(pieces[: choice.sent])
-            is_done = choice.sent >= choice.tokens
-            content = self._content(text, choice.sent, is_done=is_done)
-            found += b"data: " + compact(content) + b"\n\n"
-        return found
-
-    def closing(self) -> bytes:
-        """The end."""
-        return b"data: [DONE]\n\n"
-
-    def broken(self, error: ApiError) -> bytes:
-        """An error event."""
-        return b"data: " + compact(error.body) + b"\n\n"
+    def delta(self, token: Token) -> bytes:
+        """The event of a token."""
+        self._so_far += token.text
+        return event(self._content(self._so_far, token.position + 1, is_done=token.is_last))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from emu.apps.serve.service import Service
@@ -11,7 +9,7 @@ from emu.cluster.commands import TARGETS
 from emu.units import NS_PER_S
 
 
-def snapshot(service: Service) -> dict[str, Any]:
+def snapshot(service: Service) -> dict[str, object]:
     """The cluster as it is now."""
     cluster = service.cluster
     kernel = cluster.kernel
@@ -81,7 +79,7 @@ def snapshot(service: Service) -> dict[str, Any]:
     }
 
 
-def _planner(service: Service) -> dict[str, Any] | None:
+def _planner(service: Service) -> dict[str, object] | None:
     """What the planner saw and wanted last; None without autoscaling."""
     scaler = service.cluster.scalers[0]
     table = service.plan.config.autoscale

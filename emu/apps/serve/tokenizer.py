@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class FileTokenizer:
         if not file.is_file():
             raise InputError(str(path), None, "--tokenizer", "no such file")
         try:
-            self._reader: Any = Reader.from_file(str(file))
+            self._reader = Reader.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for a bad file
             raise InputError(str(path), None, "--tokenizer", str(error)) from None
         self.vocab_size = int(self._reader.get_vocab_size())

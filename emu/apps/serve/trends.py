@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -46,7 +46,7 @@ class Trends:
     def __init__(self, cluster: LiveCluster, slo: SloTable) -> None:
         self._cluster = cluster
         self._slo = slo
-        self.points: deque[dict[str, Any]] = deque(maxlen=POINTS_MAX)
+        self.points: deque[dict[str, object]] = deque(maxlen=POINTS_MAX)
         self.ended: deque[Request] = deque(maxlen=REQUESTS_KEPT)
         self._window: list[Request] = []
         self._flows: deque[Counter[tuple[int, int]]] = deque(maxlen=_PAIR_POINTS)
@@ -65,7 +65,7 @@ class Trends:
         """KV has gone from one replica to another."""
         self._flow_now[source.replica_id, destination.replica_id] += size_bytes
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> dict[str, object]:
         """The next point; kept, and returned for the pages that are open."""
         cluster = self._cluster
         now_s = cluster.kernel.wall_ns() / NS_PER_S
@@ -86,7 +86,7 @@ class Trends:
         gateway = cluster.gateway
         held = len(gateway.held) + sum(map(len, gateway.queues))
         moved = {f"{kind}_bytes": n for kind, n in cluster.network.moved_bytes.items()}
-        point: dict[str, Any] = {
+        point: dict[str, object] = {
             "event": "point",
             "at_s": round(now_s, 3),
             "running": running,
@@ -141,13 +141,13 @@ class Trends:
         largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:PAIRS_SHOWN]
         return [[source, destination, size] for (source, destination), size in largest]
 
-    def slowest(self, count: int) -> list[dict[str, Any]]:
+    def slowest(self, count: int) -> list[dict[str, object]]:
         """The requests with the longest TTFT among those that ended last."""
         begun = [r for r in self.ended if r.first_token_ns >= 0]
         begun.sort(key=lambda r: (-ttft_ms(r), r.request_id))
         return [described(r) for r in begun[:count]]
 
-    def find(self, request_id: int) -> dict[str, Any] | None:
+    def find(self, request_id: int) -> dict[str, object] | None:
         """A request that is under way or ended lately."""
         for request in (*self._cluster.under_way(), *self.ended):
             if request.request_id == request_id:
@@ -171,7 +171,7 @@ def tpot_ms(request: Request) -> float:
     return (e2e_ms(request) - ttft_ms(request)) / gaps
 
 
-def described(request: Request) -> dict[str, Any]:
+def described(request: Request) -> dict[str, object]:
     """What has happened to a request; times are emulated seconds, None = not yet."""
 
     def at_s(ns: int, delay_ns: int = 0) -> float | None:
