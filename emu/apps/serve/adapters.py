@@ -19,7 +19,7 @@ from starlette.responses import (
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX
 from emu.apps.serve.operations import TEXT, Access, Handler, Operation
-from emu.apps.serve.service import ADAPTERS_MAX, Service
+from emu.apps.serve.service import ADAPTER_NAMES_MAX, ADAPTERS_MAX, Service
 
 
 class AdapterBody(Struct, kw_only=True):
@@ -69,6 +69,9 @@ def load_adapter(
         raise ApiError(400, problem, type="InvalidUserInput")
     if len(adapters) >= ADAPTERS_MAX and name not in adapters:
         raise ApiError(400, f"at most {ADAPTERS_MAX} adapters", type="InvalidUserInput")
+    if len(service.adapter_ids) >= ADAPTER_NAMES_MAX and name not in service.adapter_ids:
+        problem = f"at most {ADAPTER_NAMES_MAX} names of adapters in a session"
+        raise ApiError(400, problem, type="InvalidUserInput")
     adapters[name] = body.lora_path
     service.adapter_ids.setdefault(name, len(service.adapter_ids) + 1)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")

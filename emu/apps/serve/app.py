@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -202,6 +203,16 @@ class Api:
             )
         if service.sleep_level:
             raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
+        lag_s, limit_s = service.lag_s, service.options.max_lag_s
+        if limit_s and lag_s > limit_s:
+            service.calls_shed += 1
+            raise ApiError(
+                503,
+                f"the emulator is {lag_s:.1f} s behind the clock: this machine is too slow",
+                type="emulator_overloaded",
+                code="emulator_behind",
+                retry_after_s=min(60, math.ceil(lag_s)),
+            )
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)

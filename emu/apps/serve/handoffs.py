@@ -192,6 +192,10 @@ class Handoffs:
         Raises ApiError if it does not come or `taker`, the decode engine, dies; ClientDisconnect
         if the client leaves (`left`).
         """
+        limit = self._service.options.max_outstanding
+        if number not in self._rooms and len(self._rooms) >= limit:
+            problem = f"more than {limit} halves of pairs wait for the other"
+            raise ApiError(429, problem, code="server_full", retry_after_s=1)
         room = self._rooms.setdefault(number, Room())
         room.taker, room.taker_life = taker, taker.replica.incarnation
         room.until_ns = self._service.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
@@ -253,6 +257,7 @@ class Handoffs:
                 watcher.look()
 
         entered_ns = service.cluster.kernel.enter(come, came_ns)
+        exchange.entered_ns = entered_ns
         exchange.came_ns = entered_ns if came_ns is None else came_ns
 
     def sweep(self, *, everything: bool = False) -> None:

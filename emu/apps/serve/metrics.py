@@ -103,6 +103,8 @@ class MetricsPage:
         page.counter("emu:http_errors", "Answers with an error status.", refused)
         returned = [("", float(service.failures_returned))]
         page.counter("emu:failures_returned", "Scheduled failures.", returned)
+        shed = [("", float(service.calls_shed))]
+        page.counter("emu:calls_shed", "Calls refused: this machine is behind.", shed)
         injected = [(f'kind="{kind}"', float(n)) for kind, n in service.faults_injected.items()]
         page.counter("emu:faults_injected", "Faults from the control interface.", injected)
         struck = [(f'kind="{kind}"', float(n)) for kind, n in service.cluster.faults.struck.items()]

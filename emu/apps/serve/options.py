@@ -24,6 +24,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     early_stop: bool = False
     """Answers end by themselves before the client's limit, as drawn from the distribution."""
     max_outstanding: int = 8192
+    max_lag_s: float = 5.0
+    """Wall seconds behind the clock above which new calls get 503; 0 = no bound."""
     max_body_mib: float = 16.0
     max_recording_mib: float = 1024.0
     header_timeout_s: float = 10.0

@@ -32,6 +32,8 @@ from emu.units import NS_PER_S
 
 T = TypeVar("T")
 ADAPTERS_MAX: Final = 256
+ADAPTER_NAMES_MAX: Final = 65_536
+"""Names of adapters that a session may ever load: KV events keep a number for each."""
 S = ReplicaState
 _USELESS: Final = frozenset(
     {S.INACTIVE, S.DECODE, S.SHUTTING_COLOCATED, S.SHUTTING_PREFILL, S.SHUTTING_DECODE}
@@ -105,6 +107,8 @@ class Service:
         self.lengths = OutputLengths(plan.config, plan.source, options)
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.failures_returned = 0
+        self.calls_shed = 0
+        """Calls refused because this machine is behind, which no cluster has refused."""
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
         self.session = secrets.token_hex(6)
         """Of the ids of answers: no two servers give the same."""
@@ -197,6 +201,11 @@ class Service:
             return True
         replicas = self.cluster.replicas
         return any(r.state not in _USELESS and model in (-1, r.model) for r in replicas)
+
+    @property
+    def lag_s(self) -> float:
+        """Wall time by which the emulation is behind the clock."""
+        return self.cluster.kernel.behind_ns / NS_PER_S / self.speed
 
     @property
     def startup_left_s(self) -> float:
