@@ -158,7 +158,7 @@ def test_errors_come_in_the_envelope(tmp_path: Path) -> None:
             assert answer.json()["error"]["message"]
         broken = await live.client.post("/v1/completions", content=b"{")
         assert broken.status_code == 400
-        assert live.service.http_refused[400] >= 10
+        assert live.service.counts.http_refused[400] >= 10
 
     run(tmp_path, tables(), check, max_body_mib=0.015)
 

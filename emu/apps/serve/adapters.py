@@ -32,25 +32,15 @@ class AdapterBody(Struct, kw_only=True):
 
 def adapter_operations(load: Handler, unload: Handler, access: Access) -> list[Operation]:
     """The two calls, for who may make them."""
+    path = "POST /v1/{}_lora_adapter"
+    added, removed = "Add an adapter", "Remove an adapter"
+    calls: list[tuple[str, Handler, str, tuple[int, ...]]] = [
+        (path.format("load"), load, added, (400,)),
+        (path.format("unload"), unload, removed, (400, 404)),
+    ]
     return [
-        Operation(
-            "POST /v1/load_lora_adapter",
-            load,
-            "Add an adapter",
-            AdapterBody,
-            kind=TEXT,
-            statuses=(400,),
-            access=access,
-        ),
-        Operation(
-            "POST /v1/unload_lora_adapter",
-            unload,
-            "Remove an adapter",
-            AdapterBody,
-            kind=TEXT,
-            statuses=(400, 404),
-            access=access,
-        ),
+        Operation(call, handler, text, AdapterBody, kind=TEXT, statuses=errors, access=access)
+        for call, handler, text, errors in calls
     ]
 
 

@@ -205,7 +205,7 @@ class Api:
             raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
         lag_s, limit_s = service.lag_s, service.options.max_lag_s
         if limit_s and lag_s > limit_s:
-            service.calls_shed += 1
+            service.counts.calls_shed += 1
             raise ApiError(
                 503,
                 f"the emulator is {lag_s:.1f} s behind the clock: this machine is too slow",
@@ -221,7 +221,7 @@ class Api:
         else:
             failure = service.failures.judge(request.url.path)
         if failure is not None:
-            service.failures_returned += 1
+            service.counts.failures_returned += 1
             if not failure.after_tokens:
                 raise failure_error(failure)
         return failure

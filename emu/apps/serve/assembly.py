@@ -47,7 +47,7 @@ class _Headers:
                 message["headers"] = headers
                 status = message["status"]
                 if status >= 400:
-                    refused = self._service.http_refused
+                    refused = self._service.counts.http_refused
                     refused[status] = refused.get(status, 0) + 1
             await send(message)
 

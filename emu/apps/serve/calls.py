@@ -36,17 +36,17 @@ STOPS_MAX: Final = 64
 class Call(Struct, kw_only=True):
     """A completion request as the server sees it."""
 
-    is_chat: bool
     prompts: list[Ids]
-    n: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    max_tokens: int | None
-    min_tokens: int
-    ignore_eos: bool
-    tenant: str
-    priority: int
+    is_chat: bool = False
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    tenant: str = ""
+    priority: int = 0
     model: str = ""
     """As the client named it."""
     session_id: str = ""
@@ -247,8 +247,7 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     if body.best_of not in (None, n):
         raise ApiError(400, "best_of other than n is not supported", param="best_of")
     options = body.stream_options
-    stream = bool(body.stream)
-    if options is not None and not stream:
+    if options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream", param="stream_options")
     if body.cache_salt == "":
         raise ApiError(400, "cache_salt is a text that is not empty", param="cache_salt")
@@ -259,15 +258,13 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     if len(stops) > STOPS_MAX or any(not 0 < len(stop) <= NAME_MAX for stop in stops):
         problem = f"stop has at most {STOPS_MAX} texts of 1 to {NAME_MAX} characters"
         raise ApiError(400, problem, param="stop")
-    return Call(
-        is_chat=is_chat,
-        prompts=prompts,
-        n=n,
-        stream=stream,
+    call = Call(prompts=prompts, max_tokens=max_tokens)
+    call.is_chat, call.n, call.min_tokens = is_chat, n, min_tokens
+    return msgspec.structs.replace(
+        call,
+        stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
         tenant=body.user or "",
         priority=body.priority or 0,

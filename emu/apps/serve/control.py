@@ -31,9 +31,10 @@ from emu.apps.serve.bodies import decode_body, whole
 from emu.apps.serve.event_hub import Listener
 from emu.apps.serve.failures import FailureRule, FailureSchedule
 from emu.apps.serve.operations import EVENTS, JSON, Access, Handler, Operation
+from emu.apps.serve.request_story import story_of
 from emu.apps.serve.service import Service, command_now
 from emu.apps.serve.snapshot import snapshot
-from emu.apps.serve.trends import REQUESTS_KEPT, described
+from emu.apps.serve.trends import REQUESTS_KEPT
 from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
 from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.errors import InputError
@@ -100,14 +101,9 @@ class Control:
             kind: str = JSON,
             statuses: tuple[int, ...] = (),
         ) -> Operation:
+            call, control = f"GET {path}", Access.CONTROL
             return Operation(
-                f"GET {path}",
-                handler,
-                summary,
-                answer=answer,
-                kind=kind,
-                statuses=statuses,
-                access=Access.CONTROL,
+                call, handler, summary, None, answer, kind, statuses=statuses, access=control
             )
 
         toml = "application/toml"
@@ -168,7 +164,7 @@ class Control:
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
-        return JSONResponse(snapshot(self._service))
+        return _json(snapshot(self._service))
 
     async def history(self, request: HttpRequest) -> Response:
         """A point for each second, the oldest first."""
@@ -181,12 +177,8 @@ class Control:
             raise ApiError(400, f"count is 1 to {REQUESTS_KEPT}", param="count")
         trends = self._service.trends
         oldest = self._service.cluster.under_way()[: int(count)]
-        return JSONResponse(
-            {
-                "slowest": trends.slowest(int(count)),
-                "under_way": [described(one) for one in oldest],
-            }
-        )
+        under_way = [story_of(one) for one in oldest]
+        return _json({"slowest": trends.slowest(int(count)), "under_way": under_way})
 
     async def request(self, request: HttpRequest) -> Response:
         """One request."""
@@ -195,7 +187,7 @@ class Control:
         if found is None:
             problem = f"request {number} is not under way, nor among the last {REQUESTS_KEPT}"
             raise ApiError(404, problem, param="number")
-        return JSONResponse(found)
+        return _json(found)
 
     async def scenario(self, request: HttpRequest) -> Response:
         """The configuration with every command and fault so far, as a cluster file."""
@@ -316,7 +308,8 @@ class Control:
                 cluster.inject(table)
             except InputError as error:
                 return str(error)
-            service.faults_injected[fault.kind] = service.faults_injected.get(fault.kind, 0) + 1
+            injected = service.counts.faults_injected
+            injected[fault.kind] = injected.get(fault.kind, 0) + 1
             cluster.tape.replay.add(table)
             return ""
 
@@ -407,7 +400,7 @@ class Control:
     async def failures(self, request: HttpRequest) -> Response:
         """The failure schedule of the HTTP layer."""
         rules = msgspec.to_builtins(self._service.failures.rules)
-        return JSONResponse({"rules": rules, "returned": self._service.failures_returned})
+        return JSONResponse({"rules": rules, "returned": self._service.counts.failures_returned})
 
     async def fail(self, request: HttpRequest) -> Response:
         """Replace it."""
@@ -422,6 +415,11 @@ class Control:
         seed = self._service.plan.config.seed
         self._service.failures = FailureSchedule(body.rules, seed=seed)
         return await self.failures(request)
+
+
+def _json(content: object) -> Response:
+    """An answer of structs."""
+    return Response(msgspec.json.encode(content), media_type=JSON)
 
 
 def _fault_forms() -> list[dict[str, Sequence[str]]]:

@@ -8,15 +8,10 @@ SGLang's histograms have vLLM's bounds here.
 from __future__ import annotations
 
 from emu.apps.serve.endpoint import Endpoint
-from emu.apps.serve.engine_metrics import (
-    adapter_family,
-    engine_families,
-    kv_use,
-    request_families,
-    transfer_families,
-)
+from emu.apps.serve.engine_metrics import adapter_family, engine_families, kv_use, transfer_families
 from emu.apps.serve.fleet import Fleet
 from emu.apps.serve.prometheus import Page, labels_text
+from emu.apps.serve.request_metrics import request_families
 from emu.apps.serve.service import Service
 from emu.apps.serve.world import awaiting_kv
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 _EVENTS_KEPT: Final = 512
 _EVENTS_SHOWN: Final = 100
+
+
+class Passing(msgspec.Struct, frozen=True):
+    """An event that later listeners need not hear of: the next one says all that it says."""
 
 
 class EventHub:
@@ -21,10 +26,10 @@ class EventHub:
         """The last events, for listeners that come late; no snapshots."""
         self.is_closed = False
 
-    def publish(self, event: dict[str, object]) -> None:
+    def publish(self, event: Mapping[str, object] | Passing) -> None:
         """Give an event to all present listeners."""
         data = msgspec.json.encode(event)
-        if event["event"] != "state":
+        if not isinstance(event, Passing):
             self.recent.append(data)
         for listener in self.listeners:
             listener.items.append(data)

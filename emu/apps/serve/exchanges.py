@@ -75,13 +75,12 @@ def _script(
     if call.is_plain:
         return None, output, limit
     budget = room if call.max_tokens is None else call.max_tokens
-    seed = start + 31 * index
     try:
         script = make_script(
             service.tokenizer,
             call.constraint,
             start=start,
-            seed=seed,
+            seed=start + 31 * index,
             length=output,
             budget=budget,
             call_id=f"chatcmpl-tool-{service.session}{service.next_call():08x}",

@@ -9,13 +9,9 @@ the scrape; nothing is paid between scrapes.
 
 from __future__ import annotations
 
-from emu.apps.serve.engine_metrics import (
-    adapter_family,
-    engine_families,
-    request_families,
-    transfer_families,
-)
+from emu.apps.serve.engine_metrics import adapter_family, engine_families, transfer_families
 from emu.apps.serve.prometheus import Page, labels_text
+from emu.apps.serve.request_metrics import request_families
 from emu.apps.serve.service import Service
 from emu.replica.states import ReplicaState
 from emu.units import NS_PER_S
@@ -99,18 +95,19 @@ class MetricsPage:
 
     def _control_families(self) -> None:
         page, service = self._page, self._service
-        refused = [(f'status="{status}"', float(n)) for status, n in service.http_refused.items()]
+        counts = service.counts
+        refused = [(f'status="{status}"', float(n)) for status, n in counts.http_refused.items()]
         page.counter("emu:http_errors", "Answers with an error status.", refused)
-        returned = [("", float(service.failures_returned))]
+        returned = [("", float(counts.failures_returned))]
         page.counter("emu:failures_returned", "Scheduled failures.", returned)
-        shed = [("", float(service.calls_shed))]
+        shed = [("", float(counts.calls_shed))]
         page.counter("emu:calls_shed", "Calls refused: this machine is behind.", shed)
-        injected = [(f'kind="{kind}"', float(n)) for kind, n in service.faults_injected.items()]
+        injected = [(f'kind="{kind}"', float(n)) for kind, n in counts.faults_injected.items()]
         page.counter("emu:faults_injected", "Faults from the control interface.", injected)
         struck = [(f'kind="{kind}"', float(n)) for kind, n in service.cluster.faults.struck.items()]
         page.counter("emu:faults", "Faults that struck.", struck)
         commands = [
             (f'command="{command}",outcome="{outcome}"', float(n))
-            for (command, outcome), n in service.commands_given.items()
+            for (command, outcome), n in counts.commands_given.items()
         ]
         page.counter("emu:commands", "Commands to replicas.", commands)

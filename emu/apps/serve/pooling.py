@@ -164,20 +164,8 @@ def _scores(left: Sequence[Ids], right: Sequence[Ids]) -> list[float]:
 
 
 def _pooling_call(prompts: list[Ids], model: str | None, tenant: str = "") -> Call:
-    return Call(
-        is_chat=False,
-        prompts=prompts,
-        n=1,
-        stream=False,
-        include_usage=False,
-        continuous_usage=False,
-        max_tokens=0,
-        min_tokens=0,
-        ignore_eos=False,
-        tenant=tenant,
-        priority=0,
-        model=model or "",
-    )
+    """The prompts are computed; nothing is generated that is shown."""
+    return Call(prompts=prompts, max_tokens=0, tenant=tenant, model=model or "")
 
 
 def read_embedding(data: bytes, service: Service) -> tuple[Call, FaceMaker]:

@@ -58,17 +58,7 @@ def _part(
     if operation == "IN":
         return _of_class(argument, seed)
     if operation in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-        least, most, inner = argument
-        count = max(int(least), min(int(most), 3 if least == 0 else int(least) + 1))
-        if count > TEXT_MAX:
-            raise CannotFill("the pattern asks for too long a text")
-        pieces, size = [], 0
-        for n in range(count):
-            pieces += _from_tree(inner, seed + n, is_first=False, is_last=False)
-            size += len(pieces[-1]) if pieces else 0
-            if size > TEXT_MAX:
-                raise CannotFill("the pattern asks for too long a text")
-        return "".join(pieces)
+        return _repeated(argument, seed)
     if operation == "SUBPATTERN":
         text = "".join(_from_tree(argument[3], seed, is_first=opens, is_last=closes))
         if argument[0] is not None:
@@ -88,6 +78,22 @@ def _part(
     if operation == "GROUPREF" and argument in groups:
         return groups[argument]
     raise CannotFill(f"the pattern uses {operation.lower()}, which is not supported")
+
+
+def _repeated(argument: Any, seed: int) -> str:
+    """A part as often as it must be, or a little more."""
+    least, most, inner = argument
+    count = max(int(least), min(int(most), 3 if least == 0 else int(least) + 1))
+    if count > TEXT_MAX:
+        raise CannotFill("the pattern asks for too long a text")
+    pieces: list[str] = []
+    size = 0
+    for n in range(count):
+        pieces += _from_tree(inner, seed + n, is_first=False, is_last=False)
+        size += len(pieces[-1]) if pieces else 0
+        if size > TEXT_MAX:
+            raise CannotFill("the pattern asks for too long a text")
+    return "".join(pieces)
 
 
 def _of_class(items: Any, seed: int) -> str:

@@ -72,6 +72,20 @@ def weights_from_disk_s(plan: Plan) -> float:
     )
 
 
+class Counts(msgspec.Struct):
+    """What the HTTP layer has done so far."""
+
+    http_refused: dict[int, int] = msgspec.field(default_factory=dict)
+    """Answers with an error status, by status."""
+    failures_returned: int = 0
+    calls_shed: int = 0
+    """Calls refused because this machine is behind, which no cluster has refused."""
+    faults_injected: dict[str, int] = msgspec.field(default_factory=dict)
+    """By kind."""
+    commands_given: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    """By command and outcome."""
+
+
 class Service:
     """Shared by all endpoints of one server."""
 
@@ -106,9 +120,6 @@ class Service:
         self.max_model_tokens = self.longest[default]
         self.lengths = OutputLengths(plan.config, plan.source, options)
         self.failures = FailureSchedule([], seed=plan.config.seed)
-        self.failures_returned = 0
-        self.calls_shed = 0
-        """Calls refused because this machine is behind, which no cluster has refused."""
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
         self.session = secrets.token_hex(6)
         """Of the ids of answers: no two servers give the same."""
@@ -129,10 +140,7 @@ class Service:
         """Names of LoRA adapters that are loaded everywhere, and where they came from."""
         self.adapter_ids: dict[str, int] = {}
         """Numbers that KV events have for adapters, in order of their first load."""
-        self.http_refused: dict[int, int] = {}
-        """Answers with an error status, by status."""
-        self.faults_injected: dict[str, int] = {}
-        self.commands_given: dict[tuple[str, str], int] = {}
+        self.counts = Counts()
         self.loop_lag_s = 0.0
         self.loop_lag_max_s = 0.0
         self.drift_s = 0.0
@@ -228,8 +236,8 @@ def command_now(
     else:
         is_done = cluster.commander.refuse(replica, table, "steps together with others")
     outcome = "done" if is_done else "refused"
-    count = service.commands_given.get((command, outcome), 0)
-    service.commands_given[command, outcome] = count + 1
+    count = service.counts.commands_given.get((command, outcome), 0)
+    service.counts.commands_given[command, outcome] = count + 1
     if is_done:
         cluster.tape.replay.add(table)
         if factor is None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.ma  # numpy loads it at the first percentile: 20 ms while answers are due
 
+from emu.apps.serve.request_story import RequestStory, story_of
 from emu.apps.serve.world import LiveCluster
 from emu.config.schema import SloTable
 from emu.replica.states import GPU_ROLE
@@ -141,17 +142,17 @@ class Trends:
         largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:PAIRS_SHOWN]
         return [[source, destination, size] for (source, destination), size in largest]
 
-    def slowest(self, count: int) -> list[dict[str, object]]:
+    def slowest(self, count: int) -> list[RequestStory]:
         """The requests with the longest TTFT among those that ended last."""
         begun = [r for r in self.ended if r.first_token_ns >= 0]
         begun.sort(key=lambda r: (-ttft_ms(r), r.request_id))
-        return [described(r) for r in begun[:count]]
+        return [story_of(r) for r in begun[:count]]
 
-    def find(self, request_id: int) -> dict[str, object] | None:
+    def find(self, request_id: int) -> RequestStory | None:
         """A request that is under way or ended lately."""
         for request in (*self._cluster.under_way(), *self.ended):
             if request.request_id == request_id:
-                return described(request)
+                return story_of(request)
         return None
 
 
@@ -169,37 +170,3 @@ def tpot_ms(request: Request) -> float:
     """Mean gap between the tokens of a completed request, ms."""
     gaps = max(1, request.generated_tokens - 1)
     return (e2e_ms(request) - ttft_ms(request)) / gaps
-
-
-def described(request: Request) -> dict[str, object]:
-    """What has happened to a request; times are emulated seconds, None = not yet."""
-
-    def at_s(ns: int, delay_ns: int = 0) -> float | None:
-        return None if ns < 0 else round((ns + delay_ns) / NS_PER_S, 6)
-
-    return {
-        "id": request.request_id,
-        "status": request.status.name.lower(),
-        "reason": request.reason,
-        "tenant": request.tenant,
-        "session": request.session_id,
-        "priority": request.priority,
-        "prompt_tokens": request.prompt_tokens,
-        "cached_tokens": request.prefix_hit_tokens,
-        "generated_tokens": request.generated_tokens,
-        "max_output_tokens": request.max_output_tokens,
-        "kv_blocks": request.kv_blocks,
-        "holder": request.holder_id,
-        "replica": request.replica_id,
-        "decode_replica": request.decode_replica_id,
-        "arrival_s": at_s(request.arrival_ns),
-        "first_scheduled_s": at_s(request.first_scheduled_ns),
-        "first_token_s": at_s(request.first_token_ns, request.first_out_ns),
-        "last_token_s": at_s(request.last_token_ns, request.last_out_ns),
-        "migration_ms": round(request.migration_ns / NS_PER_MS, 3),
-        "largest_gap_ms": round(request.max_gap_ns / NS_PER_MS, 3),
-        "preemptions": request.preemptions,
-        "recomputed_tokens": request.recomputed_tokens,
-        "migrations": request.migrations,
-        "retries": request.retries,
-    }
