@@ -214,8 +214,8 @@ class Actor:
       this instant (first come, first served), or later if it is in the middle of something:
       `align` says when.
 
-    `live` is its life, and `tick` the step at each of its turns: it takes what is in the mailbox
-    and what has become due, begins the next thing and returns when that ends.
+    `live` is its life, a `step` at each of its turns. `tick` is what an actor does in one: it takes
+    what is in the mailbox and what has become due, begins the next thing and returns when that ends.
     """
 
     def __init__(self, kernel: Kernel, name: str, priority: int) -> None:
@@ -235,8 +235,6 @@ class Actor:
         """Its step is under way, which looks at everything before it ends."""
         self.is_away = False
         """It waits for an answer from outside simulated time."""
-        self.next_ns = PARK
-        """What its last step has said: when the next is due, `PARK` or `AGAIN`."""
         self.turn: Awaitable[None] = TURN
         """What its life awaits between two steps."""
         self.life: Coroutine[Any, Any, None] | None = None
@@ -247,8 +245,12 @@ class Actor:
         """Its life, which never ends by itself."""
         return live(self)
 
+    def step(self) -> None:
+        """Take one step, at a turn."""
+        self.kernel.ends(self, self.tick())
+
     def tick(self) -> int:
-        """Take one step: when the next is due, `PARK` or `AGAIN`."""
+        """What it does in a step: when the next is due, `PARK` or `AGAIN`."""
         raise NotImplementedError
 
     def align(self, now_ns: int) -> int:
@@ -513,8 +515,10 @@ class Kernel:
         actor.due_ns = NEVER
         actor.is_stepping = True
         actor.resume(None)
+
+    def ends(self, actor: Actor, due_ns: int) -> None:
+        """Its step has ended, and the next is due then, or `PARK` or `AGAIN`."""
         actor.is_stepping = False
-        due_ns = actor.next_ns
         if due_ns >= 0:
             sequence = self._sequence = actor.armed = self._sequence + 1
             actor.due_ns = due_ns
@@ -523,8 +527,7 @@ class Kernel:
             self._make_ready(actor)
 
     def goes_out(self, actor: Actor) -> None:
-        """Its step is over, and it awaits something outside simulated time."""
-        actor.is_stepping = False
+        """Its step has ended, and it awaits something outside simulated time."""
         actor.is_away = True
 
     def comes_back(self, actor: Actor) -> None:

@@ -39,7 +39,7 @@ async def live_beside(actor: Asks) -> None:
     """Live until the run ends, which cancels its task."""
     turn = actor.turn
     while True:
-        actor.next_ns = actor.tick()
+        actor.step()
         if actor.asked is not None:
             life = actor.incarnation
             actor.answered(life, await actor.ask())

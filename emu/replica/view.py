@@ -14,13 +14,12 @@ than the scheduler's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
 from emu.network.placement import Grid
-from emu.replica.flight.base import Flight
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.states import ReplicaState
 from emu.request import Request
@@ -28,6 +27,7 @@ from emu.scheduling.base import Scheduler
 
 if TYPE_CHECKING:
     from emu.replica.events import KvDelivered
+    from emu.replica.replica import Replica
 
 Signals = tuple[int, int, int, int, int]
 """(time, waiting, running, waiting tokens, blocks in use): what a router sees of a replica."""
@@ -35,69 +35,14 @@ NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 """Before anything is known."""
 
 
-class Settles(Protocol):
-    """What a view asks of its replica."""
-
-    flight: Flight
-    """What it is in the middle of: only of a leap the books may lag behind."""
-
-    def settle(self) -> int:
-        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
-        ...
-
-    def late(self, at_ns: int) -> Signals | None:
-        """What was known of it at an earlier time; None where no history is kept."""
-        ...
-
-    @property
-    def booked_busy_ns(self) -> int:
-        """Time in iterations that have ended, ns."""
-        ...
-
-    @property
-    def tokens_produced(self) -> tuple[int, int]:
-        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        ...
-
-    @property
-    def arrived(self) -> list[KvDelivered]:
-        """Deliveries of KV that wait for the boundary."""
-        ...
-
-    @property
-    def unfinished_migrations(self) -> int:
-        """Batches whose KV waits here or leaves from here."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing runs, waits or arrives here."""
-        ...
-
-    @property
-    def has_batch(self) -> bool:
-        """A batch is in flight, or about to be."""
-        ...
-
-    @property
-    def stale_recalls(self) -> list[int]:
-        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
-        ...
-
-    @property
-    def in_flight(self) -> tuple[str, int, str]:
-        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
-        ...
-
-
 @final
 class View:
     """The figures of one replica, exact at the instant of each read."""
 
-    __slots__ = ("_books", "_grows", "_scheduler")
+    __slots__ = ("_grows", "_replica", "_scheduler")
 
-    def __init__(self, books: Settles, scheduler: Scheduler) -> None:
-        self._books = books
+    def __init__(self, replica: Replica, scheduler: Scheduler) -> None:
+        self._replica = replica
         self._scheduler = scheduler
         self._grows = scheduler.grows
 
@@ -135,31 +80,31 @@ class View:
     @property
     def arrived(self) -> list[KvDelivered]:
         """Deliveries of KV that wait for the boundary."""
-        return self._books.arrived
+        return self._replica.arrived
 
     @property
     def unfinished_migrations(self) -> int:
         """Batches whose KV waits here or leaves from here."""
-        return self._books.unfinished_migrations
+        return self._replica.unfinished_migrations
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or arrives here."""
-        return self._books.is_idle
+        return self._replica.is_idle
 
     @property
     def has_batch(self) -> bool:
         """A batch is in flight, or about to be."""
-        return self._books.has_batch
+        return self._replica.has_batch
 
     def stale_recalls(self) -> list[int]:
         """Lower tiers that a batch in flight reads KV from, and that have lost it."""
-        return self._books.stale_recalls
+        return self._replica.stale_recalls
 
     @property
     def in_flight(self) -> tuple[str, int, str]:
         """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
-        return self._books.in_flight
+        return self._replica.in_flight
 
     def waiting(self) -> Iterable[Request]:
         """Waiting requests, head first."""
@@ -193,7 +138,7 @@ class View:
     @property
     def blocks_used(self) -> int:
         """KV blocks that are not free; cached blocks that no request references are."""
-        flight = self._books.flight
+        flight = self._replica.flight
         if flight.is_leap and self._grows:
             flight.settle()
         ledger = self._scheduler.ledger
@@ -202,7 +147,7 @@ class View:
     @property
     def blocks_free(self) -> int:
         """KV blocks that can be taken."""
-        flight = self._books.flight
+        flight = self._replica.flight
         if flight.is_leap and self._grows:
             flight.settle()
         return self._scheduler.ledger.pool.blocks_free
@@ -210,20 +155,20 @@ class View:
     @property
     def tokens_produced(self) -> tuple[int, int]:
         """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        return self._books.tokens_produced
+        return self._replica.tokens_produced
 
     def late(self, at_ns: int) -> Signals | None:
         """What was known of it at an earlier time; None where no history is kept."""
-        return self._books.late(at_ns)
+        return self._replica.late(at_ns)
 
     def residents(self) -> Sequence[Request]:
         """Running requests in order of admission, with exact token counts."""
-        self._books.settle()
+        self._replica.settle()
         return list(self._scheduler.residents())
 
     def prefix_match(self, request: Request) -> int:
         """Prompt tokens of the request that its prefix cache holds."""
-        self._books.settle()
+        self._replica.settle()
         return self._scheduler.prefix_match(request)
 
     def has_room(self, requests: Sequence[Request]) -> bool:
@@ -232,20 +177,20 @@ class View:
 
     def look_up(self, request: Request) -> None:
         """Write the counts of a request that it holds to the request."""
-        self._books.settle()
+        self._replica.settle()
         self._scheduler.look_up(request)
 
     def recount(self) -> list[str]:
         """Full check of its counts; one line for each thing that is wrong."""
-        self._books.settle()
+        self._replica.settle()
         return self._scheduler.recount()
 
     # --- in the books by now: a leap in flight enters its own as it ends --------------------------
     @property
     def booked_busy_ns(self) -> int:
         """Time in iterations that have ended, ns; of a leap in flight none."""
-        self._books.settle()
-        return self._books.booked_busy_ns
+        self._replica.settle()
+        return self._replica.booked_busy_ns
 
     # --- promises: certain without a look at what is in flight ------------------------------------
     def promised_load(self, waiting: int, running: int) -> int:
