@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
 kernel/clock
-request units
+natives request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 kv/blocks kv/radix

@@ -12,8 +12,11 @@ slower to resume than those of the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from emu.kernel.clock import Actor
 
 T = TypeVar("T")
 
@@ -32,21 +35,11 @@ class Turn(list[None]):
 TURN: Final = Turn([None])
 
 
-class Steps(Protocol):
-    """An actor, as its life sees it."""
-
-    turn: Awaitable[None]
-
-    def step(self) -> None:
-        """Take what is in the mailbox and what is due, and begin the next thing."""
-        ...
-
-
-async def live(actor: Steps) -> None:
+async def live(actor: Actor) -> None:
     """Live until the run ends, which closes the coroutine, or cancels its task."""
-    turn = actor.turn
+    ends, tick, turn = actor.kernel.ends, actor.tick, actor.turn
     while True:
-        actor.step()
+        ends(actor, tick())
         await turn
 
 

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 from typing import Any, Final, final
 
+from emu.natives import heapify, heappop, heappush
 from emu.network.audit import Books, audit, books_of
 from emu.network.links import (
     SLACK_UNITS,

@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Any, Final, final
 
+from emu.natives import heapify, heappop, heappush
 from emu.units import NS_PER_S
 
 # --------------------------------------------------------------------------------------------------

@@ -7,39 +7,17 @@ so one that comes for an earlier life of the replica changes nothing. Not compil
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from emu.kernel.life import Steps
-
-
-class Asks(Steps, Protocol):
-    """The actor of such a replica, as its life sees it."""
-
-    @property
-    def asked(self) -> object | None:
-        """What its last step has asked."""
-        ...
-
-    @property
-    def incarnation(self) -> int:
-        """Which life of the replica it is."""
-        ...
-
-    def ask(self) -> Awaitable[int]:
-        """What the step has asked for, ns."""
-        ...
-
-    def answered(self, life: int, cost_ns: int) -> None:
-        """The answer is here."""
-        ...
+if TYPE_CHECKING:
+    from emu.replica.actor import ReplicaActor
 
 
-async def live_beside(actor: Asks) -> None:
+async def live_beside(actor: ReplicaActor) -> None:
     """Live until the run ends, which cancels its task."""
-    turn = actor.turn
+    kernel, turn = actor.kernel, actor.turn
     while True:
-        actor.step()
+        kernel.ends(actor, actor.tick())
         if actor.asked is not None:
             life = actor.incarnation
             actor.answered(life, await actor.ask())

@@ -22,12 +22,11 @@ The longest gap between tokens while a member was here is a suffix maximum over 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from typing import final
 
 from emu.latency.base import BatchShape
+from emu.natives import bisect_left, heappop, heappush, insort
 from emu.request import Request
 
 

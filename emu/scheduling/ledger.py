@@ -15,7 +15,6 @@ The handoff of KV is explicit: hold at the source, `reserve` at the destination,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, final
@@ -24,6 +23,7 @@ from mypy_extensions import mypyc_attr
 
 from emu.kv.blocks import BlockPool, CountingPool
 from emu.kv.grouped import GroupedPool
+from emu.natives import bisect_left, insort
 from emu.request import Request
 from emu.units import ceil_div
 

@@ -6,10 +6,10 @@ the end of the iteration in flight, so leaping and stepping give the same result
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import final
 
 from emu.latency.base import Ends
+from emu.natives import bisect_left, bisect_right
 from emu.replica.books import Books, longest_of
 from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.replica.flight.step import Step
@@ -69,10 +69,16 @@ class Run(Flight):
     # --- in the middle ----------------------------------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now; iterations that have ended."""
-        batch, done = self.batch, self.steps_ended()
+        batch, books = self.batch, self.books
+        clock = books.clock  # as `steps_ended`, without a call: every reader asks
+        past_ns = clock.now_ns - self.start_ns + (clock.priority_reached > books.priority)
+        if past_ns != self._past_ns:
+            self._past_ns = past_ns
+            self._done = bisect_left(self.ends, past_ns, self._done)
+        done = self._done
         steps = done + 1 if done < batch.max_steps else done
         if steps > batch.steps_settled:
-            self.books.settle_steps(batch, steps, self.start_ns, self.ends)
+            books.settle_steps(batch, steps, self.start_ns, self.ends)
         return done
 
     def steps_ended(self) -> int:
