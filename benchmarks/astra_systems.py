@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.apps.astra.collective import CollectiveQuestion, cycles, program_cycles
 from emu.errors import EmuError, RunError
-from emu.tools.astra import CollectiveQuestion, cycles, program_cycles
 
 PROGRAMS: Final = {
     False: "AstraSim_Analytical_Congestion_Unaware",

@@ -22,12 +22,12 @@ from rich.console import Console
 import emu
 from benchmarks.compare_roles import roles_table
 from benchmarks.compare_schedulers import schedulers_table
-from emu.chaos.resilience import print_cost, resilience
+from emu.apps.chaos.resilience import print_cost, resilience
+from emu.apps.sweeps.drive import run_sweep
+from emu.apps.sweeps.results import answer_text
 from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
 from emu.report.table import number, print_summary
-from emu.sweeps.drive import run_sweep
-from emu.sweeps.results import answer_text
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"

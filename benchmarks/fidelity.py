@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from emu.apps.fidelity.measured_run import case_config, read_case
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster import backends as registry
 from emu.config.load import load_config
@@ -35,7 +36,6 @@ from emu.process.exits import open_console
 from emu.report.compare import STATISTICS, Measurement, read_measurement, run_values, statistics
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
-from emu.tools.measured_run import case_config, read_case
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 MEASURED = SHARED / "vllm-measured"

@@ -18,11 +18,11 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.fidelity import MEASURED, PROFILES, SHARED
+from emu.backends.llmservingsim import import_cluster
 from emu.config.load import load_config
 from emu.process.exits import open_console
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
-from emu.tools.llmservingsim import import_cluster
 
 TENSOR, EXPERTS = "Qwen3-32B, TP2", "Qwen3-30B-A3B, DP2, EP2"
 MEASURED_S = {TENSOR: 159.653, EXPERTS: 64.017}

@@ -129,7 +129,7 @@ def drive_http_client(url: str, directory: Path) -> None:
 
 def drive_observe(url: str, directory: Path) -> None:
     """`emu observe`."""
-    from emu.serve.observe import ObserveOptions, observe_command
+    from emu.apps.observe import ObserveOptions, observe_command
 
     observe_command(
         url, directory / "workload.jsonl", ObserveOptions(), output=directory, quiet=True
@@ -138,7 +138,7 @@ def drive_observe(url: str, directory: Path) -> None:
 
 def drive_eight(url: str, directory: Path) -> None:
     """`emu observe --concurrency 8` with everything there at the start."""
-    from emu.serve.observe import ObserveOptions, observe_command
+    from emu.apps.observe import ObserveOptions, observe_command
 
     row = json.dumps({"arrival_time_ns": 0, "input_toks": 256, "output_toks": 64})
     (directory / "workload.jsonl").write_text(f"{row}\n" * 64)

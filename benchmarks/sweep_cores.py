@@ -28,7 +28,7 @@ from emu.process.pool import cores
 _PROBE: Final = """
 import json, resource, sys, time
 from pathlib import Path
-from emu.sweeps.drive import run_sweep
+from emu.apps.sweeps.drive import run_sweep
 def main():
     started, own = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     start_s = own.ru_utime + own.ru_stime

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from emu.api import Drawing, MissingPackage, Result, Rows, compare, frame, load, plot, run
+    from emu.apps.plan.plan import plan
+    from emu.apps.sweeps.drive import sweep
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
-    from emu.sizing.plan import plan
-    from emu.sweeps.drive import sweep
 
 __all__ = [
     "Drawing",
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
-    "plan": "emu.sizing.plan",
-    "sweep": "emu.sweeps.drive",
+    "plan": "emu.apps.plan.plan",
+    "sweep": "emu.apps.sweeps.drive",
     "__version__": "emu.process.version",
 }
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")

@@ -64,8 +64,8 @@ def _patch(file: Path, other: Path) -> None:
 
 
 def _campaign(seeds: int) -> int:
-    from emu.chaos.trial import run_world
-    from emu.chaos.worlds import draw_world
+    from emu.apps.chaos.trial import run_world
+    from emu.apps.chaos.worlds import draw_world
 
     for seed in range(seeds):
         verdict = run_world(draw_world(seed), seed)

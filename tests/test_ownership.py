@@ -38,11 +38,11 @@ HOLDERS = (
     "replica/",
     "scheduling/",
     "kv/",
-    "astra/parity",
+    "lab/parity",
 )
 """What holds a request writes to it: the gateway, then a replica and its scheduler and pool (the
 comparison with another simulator has requests of its own)."""
-BEFORE_ARRIVAL = ("workload/", "serve/")
+BEFORE_ARRIVAL = ("workload/", "apps/serve/")
 """What makes requests, before they arrive."""
 REQUEST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("status", "holder_id", "reason", "queued_ns", "taken_ns"), HOLDERS),

@@ -18,6 +18,8 @@ from msgspec import inspect
 from rich import box
 from rich.table import Table
 
+from emu.apps.sweeps import sweepfile
+from emu.backends.aiconfigurator import covered_pairs
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
@@ -28,11 +30,9 @@ from emu.config.faultkinds import FAULT_KINDS
 from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.features.page import features_markdown
-from emu.latency.aiconfigurator import covered_pairs
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 from emu.replica.states import mermaid
-from emu.sweeps import sweepfile
 
 
 # --- the catalogue on the terminal ----------------------------------------------------------------
@@ -174,7 +174,7 @@ def sweep_markdown() -> str:
     """Keys of a sweep file."""
     parts = [
         "# Sweep files\n\nEvery table and key of a sweep file. This page is generated from "
-        "`emu/sweeps/sweepfile.py`; how to use\nthem stands in [sweeps](../sweeps.md).\n\n"
+        "`emu/apps/sweeps/sweepfile.py`; how to use\nthem stands in [sweeps](../sweeps.md).\n\n"
         "Exactly one of `[grid]`, `[[list]]`, `[random]`, `[search]` and `[pareto]` is given. "
         "`[grid]` maps dotted\nkeys to arrays of values, each `[[list]]` table is one point. "
         "Paths are relative to the file.\n"

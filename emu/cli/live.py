@@ -128,8 +128,8 @@ def serve(
         Log to standard error from this level on; off without it (info with --log-format json).
     """
     with needs_extra("serve", "serve"):
-        from emu.serve.house import ServeOptions
-        from emu.serve.server import serve_command
+        from emu.apps.serve.house import ServeOptions
+        from emu.apps.serve.server import serve_command
 
     options = ServeOptions(
         host=host,
@@ -211,7 +211,7 @@ def observe(
     seed
         Of the drawn token ids.
     """
-    from emu.serve.observe import ObserveOptions, observe_command
+    from emu.apps.observe import ObserveOptions, observe_command
 
     options = ObserveOptions(
         model=model,
@@ -317,8 +317,8 @@ def learn(
     json
         What was found, as JSON.
     """
-    from emu.learn.command import learn_command
-    from emu.learn.levels import Options, Server
+    from emu.apps.learn.command import learn_command
+    from emu.apps.learn.levels import Options, Server
 
     limits = {
         "max_num_seqs": max_num_seqs,
@@ -369,7 +369,7 @@ def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
     """
     import sys
 
-    from emu.tools.calibrate import calibrate_command
+    from emu.apps.calibrate import calibrate_command
 
     words = "calibrate is deprecated and will go; use emu learn FILE --config CONFIG"
     print(f"warning: {words}", file=sys.stderr)
@@ -395,7 +395,7 @@ def import_cluster(
     output
         Write the configuration here instead.
     """
-    from emu.tools.llmservingsim import import_cluster as convert
+    from emu.backends.llmservingsim import import_cluster as convert
 
     text = convert(file, profiles.absolute() if profiles is not None else None)
     if output is None:
@@ -435,7 +435,7 @@ def reproduce(
     no_tokens
         Go on without the dataset's tokens: no prompt hits another one's prefix.
     """
-    from emu.tools.measured_run import reproduce_command
+    from emu.apps.fidelity.measured_run import reproduce_command
 
     return reproduce_command(
         directory,
@@ -480,7 +480,7 @@ def trace(
     show
         Print this .et file instead.
     """
-    from emu.tools.astra import trace_command
+    from emu.apps.astra.trace import trace_command
 
     return trace_command(
         config,
@@ -537,8 +537,8 @@ def profile(
     max_context
         Longest history.
     """
-    from emu.tools.profiler import Limits, ProfileOptions, degrees
-    from emu.tools.profiler import profile as measure
+    from emu.apps.profiler import Limits, ProfileOptions, degrees
+    from emu.apps.profiler import profile as measure
 
     limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
     options = ProfileOptions(
@@ -569,6 +569,8 @@ def fidelity(
     ] = (),
     prior: Path | None = None,
     seeds: Positive = 2,
+    sample: Count = 100,
+    seed: Count = 0,
     jobs: Jobs = 0,
     json: Json = False,
     set_: Overrides = (),
@@ -594,16 +596,23 @@ def fidelity(
         Write how these runs differ from the shipped engine to this file (emu/latency/prior.toml).
     seeds
         Draws of arrivals that were not recorded.
+    sample
+        Of point tables (one row a measured load): this many rows, in turn from each engine, GPU
+        and model; 0 = all.
+    seed
+        Of the sample.
     json
         Everything as JSON.
     """
-    from emu.fidelity.command import fidelity_command
+    from emu.apps.fidelity.command import fidelity_command
 
     return fidelity_command(
         directory,
         only=only,
         overrides=set_,
         seeds=seeds,
+        sample=sample,
+        seed=seed,
         left_out=leave_out,
         fit_to=fit,
         rounds=rounds,
@@ -664,7 +673,7 @@ def collective(
     json
         Print one JSON object.
     """
-    from emu.tools.astra import CollectiveQuestion, print_collective
+    from emu.apps.astra.collective import CollectiveQuestion, print_collective
 
     question = CollectiveQuestion(
         kind=kind,
@@ -749,9 +758,9 @@ def parity(
     habits
         Keep what the original does by accident.
     """
-    from emu.astra.parity import ParityOptions
-    from emu.astra.trace import QUIRKS
-    from emu.tools.astra import run_parity
+    from emu.backends.astra.trace import QUIRKS
+    from emu.lab.parity.command import run_parity
+    from emu.lab.parity.run import ParityOptions
 
     options = ParityOptions(
         max_num_seqs=max_num_seqs,

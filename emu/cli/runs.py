@@ -118,7 +118,7 @@ def run(
     if config is not None and given:
         raise InputError("run", None, "", "give a configuration, or --model and what goes with it")
     if config is None:
-        from emu.sizing.question import plain_config
+        from emu.apps.plan.question import plain_config
 
         output = output or Path("runs/run")
         config = plain_config(
@@ -137,7 +137,7 @@ def run(
     if skip_prefill:
         set_ = (*set_, "workload.skip_prefill=true")
     if draws:
-        from emu.sweeps.repeats import draws_command
+        from emu.apps.sweeps.repeats import draws_command
 
         if seeds > 1:
             raise InputError("run", None, "--draws", "draws seeds itself; leave out --seeds")
@@ -155,7 +155,7 @@ def run(
             force=force,
         )
     if seeds > 1:
-        from emu.sweeps.repeats import seeds_command
+        from emu.apps.sweeps.repeats import seeds_command
 
         return seeds_command(
             config,
@@ -256,7 +256,7 @@ def compare(
     from emu.process.exits import open_console
 
     if measured is None and html is None and all((run / "seeds.json").exists() for run in runs):
-        from emu.sweeps.repeats import compare_seeds, print_seeds
+        from emu.apps.sweeps.repeats import compare_seeds, print_seeds
 
         if json:
             print_json(compare_seeds(runs))
@@ -359,7 +359,7 @@ def sweep(
     --------
     emu sweep capacity.toml -j 4
     """
-    from emu.sweeps.results import sweep_command
+    from emu.apps.sweeps.results import sweep_command
 
     return sweep_command(
         sweep,
@@ -608,7 +608,7 @@ def chaos(
         Of one seed or one world of the corpus: log to standard error from this level on; off
         without it (info with --log-format json).
     """
-    from emu.chaos.campaign import chaos_command
+    from emu.apps.chaos.campaign import chaos_command
 
     return chaos_command(
         config,
@@ -641,7 +641,7 @@ def resilience(config: Path, *, set_: Overrides = (), output: Path | None = None
     output
         Keep both runs in this directory.
     """
-    from emu.chaos.resilience import resilience_command
+    from emu.apps.chaos.resilience import resilience_command
 
     return resilience_command(config, set_, output)
 
@@ -678,7 +678,7 @@ def experiment(
     quiet
         Do not say which run is under way.
     """
-    from emu.tools.experiments.scaling import run_experiment
+    from emu.apps.experiments.scaling import run_experiment
 
     return run_experiment(
         name,
@@ -814,7 +814,7 @@ def plan(
     --------
     emu plan --model Llama-3.1-8B --gpu H100=2.5 --rate 20 --preset code --ttft-p95 1s
     """
-    from emu.sizing.plan import plan_command
+    from emu.apps.plan.plan import plan_command
 
     return plan_command(
         model=model,

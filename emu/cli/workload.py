@@ -366,7 +366,7 @@ def whatif(
     --------
     emu whatif spans.json cluster.toml --try router.policy=prefix_aware --try replicas.0.count=6
     """
-    from emu.whatif.command import whatif_command
+    from emu.apps.whatif.command import whatif_command
 
     return whatif_command(
         log,
@@ -406,7 +406,7 @@ def export(
     --------
     emu export runs/live/run spans.json
     """
-    from emu.whatif.command import export_run
+    from emu.apps.whatif.command import export_run
 
     count = export_run(run, output, to)
     if not quiet:

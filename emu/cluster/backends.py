@@ -148,7 +148,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
     if table.backend == "astra-sim":
-        from emu.astra.backend import make_astra
+        from emu.backends.astra.backend import make_astra
 
         return make_astra(context)
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
@@ -175,7 +175,7 @@ def _watch(made: Any, path: str) -> None:
 def _vidur(
     context: LatencyContext, table: VidurLayersTable, inner: LatencyBackend
 ) -> LatencyBackend:
-    from emu.latency.vidur import VidurBackend, VidurLayers, device_name
+    from emu.backends.vidur import VidurBackend, VidurLayers, device_name
 
     model = context.model
     if context.pipeline_parallel > 1:
@@ -194,7 +194,7 @@ def _vidur(
 def _aiconfigurator(
     context: LatencyContext, keys: AiconfiguratorTable, host: HostCosts
 ) -> LatencyBackend:
-    from emu.latency.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
+    from emu.backends.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"

@@ -9,8 +9,8 @@
 A feature overrides what concerns it; every other answer is that of one that does nothing. It knows
 the packages below it (config, catalogue, kv, latency, scheduling, workload) and is asked by those
 above: `emu/cluster/` when a world is planned and built, `emu/runs/` and `emu/report/` for what it
-adds to results, `emu/chaos/` for what random worlds draw of it. What the packages below ask, they
-declare themselves: `ConfigPart`, `Part` of a scheduler, `PassPart` of a backend.
+adds to results, `emu/apps/chaos/` for what random worlds draw of it. What the packages below ask,
+they declare themselves: `ConfigPart`, `Part` of a scheduler, `PassPart` of a backend.
 
 A feature has no state. What changes during a run is in its `Part`, its `Door`, its pricer.
 """

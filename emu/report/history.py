@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # --- the history of a run: what happened to every request, in order -------------------------------
 # Written to events.jsonl when `output.events` is set, kept in memory by chaos runs. It is told by
 # the same calls that change the world and never asked by it, so that a checker that reads only this
-# (`emu/chaos/checker.py`, `emu/chaos/truth/`) can find the world's books wrong.
+# (`emu/apps/chaos/checker.py`, `emu/apps/chaos/truth/`) can find the world's books wrong.
 #
 # A record is a JSON object with `at_ns` and `event`; docs/reference/outputs.md lists them all. A
 # run that writes them takes one iteration after another, without leaps: the file does not depend on

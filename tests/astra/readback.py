@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from emu.astra.etfile import CLOSING, Dialect, attribute_value, read_messages
-from emu.astra.inputs import UPSTREAM_SCALE
-from emu.astra.trace import (
+from emu.backends.astra.etfile import CLOSING, Dialect, attribute_value, read_messages
+from emu.backends.astra.inputs import UPSTREAM_SCALE
+from emu.backends.astra.trace import (
     FORK_TYPES,
     LOCAL,
     UPSTREAM_TYPES,

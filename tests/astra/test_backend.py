@@ -4,10 +4,10 @@ import anyio
 import numpy as np
 import pytest
 
-from emu.astra.backend import STAGGER, AstraBackend, CountStore
-from emu.astra.calculator import Calculator
-from emu.astra.inputs import InputSetup, Memories, Memory
-from emu.astra.rows import BundleTimes, TraceGenerator, TraceSetup
+from emu.backends.astra.backend import STAGGER, AstraBackend, CountStore
+from emu.backends.astra.calculator import Calculator
+from emu.backends.astra.inputs import InputSetup, Memories, Memory
+from emu.backends.astra.rows import BundleTimes, TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
 from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel

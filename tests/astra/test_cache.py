@@ -2,7 +2,7 @@
 
 import pytest
 
-from emu.astra.backend import CountStore, fingerprint, shape_key
+from emu.backends.astra.backend import CountStore, fingerprint, shape_key
 from emu.errors import InputError, RunError
 from emu.latency.base import BatchShape
 from emu.network.rounds import NetworkDim

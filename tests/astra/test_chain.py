@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from emu.astra.backend import AstraBackend
-from emu.astra.executor import Chain, run_once
-from emu.astra.inputs import Memories, Memory
-from emu.astra.rows import Placement
-from emu.astra.trace import Location, Place
+from emu.backends.astra.backend import AstraBackend
+from emu.backends.astra.executor import Chain, run_once
+from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.rows import Placement
+from emu.backends.astra.trace import Location, Place
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, QWEN, generator

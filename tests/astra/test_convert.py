@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.astra.executor import run_once
-from emu.astra.inputs import Memories, Memory
-from emu.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
-from emu.astra.trace import (
+from emu.backends.astra.executor import run_once
+from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
+from emu.backends.astra.trace import (
     LOCAL,
     Location,
     Marker,

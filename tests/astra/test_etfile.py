@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.astra.calculator import on_kept_dims
-from emu.astra.etfile import (
+from emu.backends.astra.calculator import on_kept_dims
+from emu.backends.astra.etfile import (
     AttributeProto,
     GlobalMetadata,
     NodeProto,
@@ -15,7 +15,7 @@ from emu.astra.etfile import (
     read_records,
     write_graph,
 )
-from emu.astra.trace import LOCAL, Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.trace import LOCAL, Graph, Location, Node, NodeKind, Place
 from emu.errors import InputError
 from tests.astra.readback import read_graph
 

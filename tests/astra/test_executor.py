@@ -2,9 +2,9 @@
 
 import pytest
 
-from emu.astra.executor import Answer, Executor, Polling, run_once
-from emu.astra.inputs import Memories, Memory
-from emu.astra.trace import Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.executor import Answer, Executor, Polling, run_once
+from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.trace import Graph, Location, Node, NodeKind, Place
 from emu.errors import Deadlock, InputError, RunError
 from emu.network.rounds import CollectiveSystem, NetworkDim
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from emu.astra.inputs import (
+from emu.backends.astra.inputs import (
     InputSetup,
     Memories,
     Memory,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from emu.astra.executor import run_once
-from emu.astra.inputs import Memories
-from emu.astra.trace import NodeKind
+from emu.apps.astra.trace import backend_of, parse_batch
+from emu.backends.astra.executor import run_once
+from emu.backends.astra.inputs import Memories
+from emu.backends.astra.trace import NodeKind
 from emu.cli import main
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.tools.astra import backend_of, parse_batch
 from tests.astra.readback import parse_trace, read_graph
 from tests.shared_data import SHARED, needs_shared
 

@@ -9,13 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emu.cli import main
-from emu.cluster.cluster import Cluster
-from emu.config.load import load_config
-from emu.errors import InputError
-from emu.report.rundata import read_run
-from emu.runs.runner import execute
-from emu.tools.calibrate import (
+from emu.apps.calibrate import (
     Constants,
     Fit,
     calibrate,
@@ -24,6 +18,12 @@ from emu.tools.calibrate import (
     least_squares,
     snippet,
 )
+from emu.cli import main
+from emu.cluster.cluster import Cluster
+from emu.config.load import load_config
+from emu.errors import InputError
+from emu.report.rundata import read_run
+from emu.runs.runner import execute
 
 TRUTH = Constants(0.62, 0.71, 1_500.0)
 
@@ -88,7 +88,7 @@ def test_known_constants_are_recovered(tmp_path: Path, capsys, monkeypatch):
         kept.append(calibrate(*given))
         return kept[0]
 
-    monkeypatch.setattr("emu.tools.calibrate.calibrate", keep)
+    monkeypatch.setattr("emu.apps.calibrate.calibrate", keep)
     assert main(["calibrate", str(file), "--measured", str(measured)]) == 0
     (found,) = kept
     fit = found.fit.constants
@@ -221,9 +221,7 @@ def test_a_fit_that_follows_noise_is_no_gain(
     ]
     measured = tmp_path / "requests.jsonl"
     measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(
-        "emu.tools.calibrate._emulate", lambda *given: times(given[2] or configured)
-    )
+    monkeypatch.setattr("emu.apps.calibrate._emulate", lambda *given: times(given[2] or configured))
     file = tmp_path / "cluster.toml"
     file.write_text(CONFIG + snippet(configured))
     assert main(["calibrate", str(file), "--measured", str(measured)]) == 0

@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = """
 import sys
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import draw_world
 for seed in range(int(sys.argv[1])):
     verdict = run_world(draw_world(seed), seed, every=10**9, leaps=(True,))
     print(seed, verdict.digest, verdict.kernel_digest, verdict.events, flush=True)

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import draw_world
 from emu.config.load import load_config
 from emu.errors import EmuError
 from emu.runs.runner import adjust, execute

@@ -268,8 +268,8 @@ def run_mutant(job: tuple[int, int]) -> tuple[str, bool, str, float]:
         path.write_text(text.replace(mutant.old, mutant.new))
         script = (
             "import sys\n"
-            "from emu.chaos.trial import run_world\n"
-            "from emu.chaos.worlds import draw_world\n"
+            "from emu.apps.chaos.trial import run_world\n"
+            "from emu.apps.chaos.worlds import draw_world\n"
             "for seed in range(int(sys.argv[1])):\n"
             "    verdict = run_world(draw_world(seed), seed, every=20)\n"
             "    if verdict.problems:\n"

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.chaos.checker import Judge
-from emu.chaos.trial import Checker, Verdict, run_world
-from emu.chaos.worlds import World, draw_world
+from emu.apps.chaos.checker import Judge
+from emu.apps.chaos.trial import Checker, Verdict, run_world
+from emu.apps.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
 from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD, Kernel
 from emu.kernel.life import completed

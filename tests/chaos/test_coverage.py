@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from emu.chaos.trial import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, schema_keys
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos.trial import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, schema_keys
+from emu.apps.chaos.worlds import draw_world
 from emu.config.faultkinds import FAULT_KINDS
 
 

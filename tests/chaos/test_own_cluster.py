@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from emu.chaos import minimize, trial
-from emu.chaos.campaign import Asked, chaos_command, jobs_of, read_world, world_of
-from emu.chaos.minimize import Shrinking, shrink
-from emu.chaos.telling import Blame, Owner, blame_of, broken_rules
-from emu.chaos.trial import Verdict, run_world
+from emu.apps.chaos import minimize, trial
+from emu.apps.chaos.campaign import Asked, chaos_command, jobs_of, read_world, world_of
+from emu.apps.chaos.minimize import Shrinking, shrink
+from emu.apps.chaos.telling import Blame, Owner, blame_of, broken_rules
+from emu.apps.chaos.trial import Verdict, run_world
 from emu.errors import InputError
 
 CLUSTER = """

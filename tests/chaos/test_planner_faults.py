@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emu.chaos.checker import Judge, PlanWatch
+from emu.apps.chaos.checker import Judge, PlanWatch
 from emu.config.schema import AutoscaleTable
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 

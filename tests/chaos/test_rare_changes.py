@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from emu.chaos.trial import Verdict, run_world
-from emu.chaos.worlds import World
+from emu.apps.chaos.trial import Verdict, run_world
+from emu.apps.chaos.worlds import World
 from tests.cluster.helpers import LINEAR
 
 DECODES = (1, 2)

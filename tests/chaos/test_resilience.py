@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emu.chaos.resilience import Cost, resilience
+from emu.apps.chaos.resilience import Cost, resilience
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.errors import InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.chaos.campaign import (
+from emu.apps.chaos.campaign import (
     Asked,
     campaign,
     chaos_command,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from emu.chaos import campaign as campaigns
-from emu.chaos.campaign import Job, campaign, read_world, run_job
-from emu.chaos.totals import CHANGES, Totals
-from emu.chaos.trial import STRIKES, Verdict, run_world
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos import campaign as campaigns
+from emu.apps.chaos.campaign import Job, campaign, read_world, run_job
+from emu.apps.chaos.totals import CHANGES, Totals
+from emu.apps.chaos.trial import STRIKES, Verdict, run_world
+from emu.apps.chaos.worlds import draw_world
 from emu.config.faultkinds import FAULT_KINDS
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import emu.chaos.trial as trial
-from emu.chaos.trial import truth_of
-from emu.chaos.truth.transfers import Fluid, Stream
-from emu.chaos.worlds import World
+import emu.apps.chaos.trial as trial
+from emu.apps.chaos.trial import truth_of
+from emu.apps.chaos.truth.transfers import Fluid, Stream
+from emu.apps.chaos.worlds import World
 
 Records = list[dict[str, Any]]
 Judged = tuple[Any, Any, Records, Any]

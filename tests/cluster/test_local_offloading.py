@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from emu.astra.parity import ParityOptions, read_requests
+from emu.backends.llmservingsim import import_cluster
 from emu.config.load import load_config
+from emu.lab.parity.run import ParityOptions, read_requests
 from emu.runs.runner import adjust, execute
-from emu.tools.llmservingsim import import_cluster
 from tests.astra.golden import run_on
 from tests.cluster.helpers import rows_of
 from tests.shared_data import SHARED, needs_shared

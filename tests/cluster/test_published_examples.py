@@ -1,7 +1,7 @@
 """LLMServingSim's example runs, from its cluster files and measured layer times.
 
 Ours has no idle clock of 1 ms steps and none of the start-up stagger between GPUs, and it counts
-generated tokens in PIM attention. Everything else must agree; `emu/astra/parity.py` reproduces the
+generated tokens in PIM attention. Everything else must agree; `emu/lab/parity/run.py` reproduces the
 oddities too.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from emu.backends.llmservingsim import import_cluster
 from emu.config.load import load_config
 from emu.runs.runner import adjust, execute
-from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import rows_of, summary_of
 from tests.shared_data import SHARED, needs_shared
 

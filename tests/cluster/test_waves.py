@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from emu.backends.llmservingsim import import_cluster
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.base import BatchShape
@@ -17,7 +18,6 @@ from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
 from emu.runs.runner import adjust, execute
 from emu.testing import Bench
-from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.shared_data import SHARED, needs_shared
 

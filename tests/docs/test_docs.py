@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.doc_figures import FIGURES
+from emu.apps.sweeps import sweepfile
 from emu.cli import every_command
 from emu.cli.docs import DOCS, PAGES, PARTS, catalogue_markdown
 from emu.cli.parser import specs
 from emu.config.docs import tables
-from emu.sweeps import sweepfile
 
 ROOT = DOCS.parent
 HAND_WRITTEN = sorted(

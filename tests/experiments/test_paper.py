@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emu.tools.experiments.measure import Figures, Runner
-from emu.tools.experiments.paper import CODE, Frontier, Waits, denser, other_parts, paper, run_case
+from emu.apps.experiments.measure import Figures, Runner
+from emu.apps.experiments.paper import CODE, Frontier, Waits, denser, other_parts, paper, run_case
 
 
 def run(ttfts_ms: list[float], tbts_ms: list[float], gpu_s: float = 1.0) -> Figures:

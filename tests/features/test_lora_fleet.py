@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from emu.apps.serve.fleet import Ledger, wire_of
+from emu.apps.serve.script import salted_prefix
 from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
-from emu.serve.fleet import Ledger, wire_of
-from emu.serve.script import salted_prefix
 from tests.serve.live import Live, run, tables
 from tests.serve.test_fleet import complete, endpoints, replayed
 

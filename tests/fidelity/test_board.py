@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from emu.apps.fidelity import runs
+from emu.apps.fidelity.board import Answer, answers, find_runs, rows_of, summarize, tasks_of
+from emu.apps.fidelity.fit import CONSTANTS, SIGMAS, Sensitivity, solve
+from emu.apps.fidelity.runs import Figures, MeasuredRun
 from emu.cli import call
 from emu.engines.registry import BUNDLES
 from emu.errors import InputError
-from emu.fidelity import runs
-from emu.fidelity.board import Answer, answers, find_runs, rows_of, summarize, tasks_of
-from emu.fidelity.fit import CONSTANTS, SIGMAS, Sensitivity, solve
-from emu.fidelity.runs import Figures, MeasuredRun
 from tests.shared_data import SHARED, needs_shared
 
 LATENCIES = {"mean": 30.0, "p99": 60.0}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from emu.apps.fidelity.board import power_rows, throughput_rows
 from emu.errors import InputError
-from emu.fidelity.board import power_rows, throughput_rows
 from tests.shared_data import SHARED, needs_shared
 
 POWER: dict[str, Any] = {

@@ -8,12 +8,12 @@ import json
 import msgspec
 import pytest
 
+from emu.backends.llmservingsim import import_cluster
 from emu.cluster.plan import make_plan
 from emu.config import check
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.tools.llmservingsim import import_cluster
 from tests.shared_data import SHARED
 
 FILES = sorted((SHARED / "llmservingsim-clusters").glob("*.json"))

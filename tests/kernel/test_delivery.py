@@ -6,8 +6,8 @@ from itertools import takewhile
 
 import pytest
 
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import draw_world
 from emu.kernel.clock import AGAIN, AT_DUE, PARK, PRIORITY_WORLD, Kernel
 from emu.kernel.tasks import TaskKernel
 from emu.runs import runner

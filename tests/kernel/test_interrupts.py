@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from emu.chaos.campaign import Job, campaign
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import draw_world
+from emu.apps.chaos.campaign import Job, campaign
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import draw_world
 from emu.process import exits
 from emu.process.exits import held, scratch, sigterm_interrupts
 

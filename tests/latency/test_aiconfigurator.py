@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.catalogue.lookup import lookup_gpu, lookup_model
-from emu.errors import InputError
-from emu.latency.aiconfigurator import (
+from emu.backends.aiconfigurator import (
     CHUNKS,
     DECODES,
     SYSTEMS,
@@ -31,6 +29,8 @@ from emu.latency.aiconfigurator import (
     save_table,
     table_path,
 )
+from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.engine import ASYNC_SCHEDULING
 from tests.latency.shapes import decodes

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from emu.backends.vidur import VidurBackend, VidurLayers, device_name
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.roofline import RooflineBackend
-from emu.latency.vidur import VidurBackend, VidurLayers, device_name
 from tests.shared_data import SHARED, needs_shared
 
 MODEL = "meta-llama/Llama-2-7b-hf"

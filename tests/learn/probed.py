@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from emu.apps.learn.levels import Sent
+from emu.apps.learn.probe import Limits, Wave, probe, record
 from emu.config.load import config_from_text
-from emu.learn.levels import Sent
-from emu.learn.probe import Limits, Wave, probe, record
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 

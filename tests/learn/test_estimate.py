@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emu.apps.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
 from emu.engines.registry import BUNDLES
 from emu.latency.engine import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
-from emu.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
 
 SIZE = len(NAMES)
 HERE = values_of(BUNDLES["vllm-0.15"].model)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from emu.apps.learn.levels import read_benchmarks
 from emu.errors import InputError
-from emu.learn.levels import read_benchmarks
 
 VLLM: dict[str, Any] = {
     "date": "20261122-071729",

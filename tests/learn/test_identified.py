@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from emu.apps.learn.session import most_probable
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
@@ -28,7 +29,6 @@ from emu.latency.engine import (
     known_engine,
     with_values,
 )
-from emu.learn.session import most_probable
 from tests.learn.hidden import workload
 from tests.learn.test_probe import HIDDEN, SERVER, mean_step_ms
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from emu.apps.learn.command import Progress
+from emu.apps.learn.levels import Sent, Server, read_benchmarks
+from emu.apps.learn.probe import Limits, SaidOfItself, Wave, cache_config, completed, probe, record
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.errors import InputError
-from emu.learn.command import Progress
-from emu.learn.levels import Sent, Server, read_benchmarks
-from emu.learn.probe import Limits, SaidOfItself, Wave, cache_config, completed, probe, record
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 from tests.learn.hidden import workload

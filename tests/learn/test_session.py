@@ -10,6 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from emu.apps.learn.levels import Level, Sent, workload_text
+from emu.apps.learn.session import (
+    Learned,
+    Session,
+    Times,
+    in_flight,
+    measured_times,
+    observations_of,
+)
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES, model_from_file
@@ -20,8 +29,6 @@ from emu.latency.engine import (
     prior_of,
     values_of,
 )
-from emu.learn.levels import Level, Sent, workload_text
-from emu.learn.session import Learned, Session, Times, in_flight, measured_times, observations_of
 from tests.learn.hidden import served, workload
 
 SHIPPED = BUNDLES["vllm-0.15"].model

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.astra_systems import read_table
+from emu.apps.astra.collective import CollectiveQuestion, cycles
 from emu.network.rounds import parse_algorithm
-from emu.tools.astra import CollectiveQuestion, cycles
 
 TABLE = Path(__file__).parent / "random_systems.csv"
 

@@ -15,9 +15,9 @@ import pytest
 
 import emu
 import emu.cluster.build
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import World, draw_world
 from emu.autoscale.planner import Demand
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import World, draw_world
 from emu.plugins import named
 from emu.policy import Context, Ended, RequestView
 from emu.replica.states import ReplicaState

@@ -11,14 +11,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from emu.catalogue.lookup import lookup_gpu, lookup_model
-from emu.cli import main
-from emu.errors import InputError
-from emu.latency.base import BatchShape
-from emu.latency.profile import ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import read_bundle
-from emu.tools import profiler
-from emu.tools.profiler import (
+from emu.apps import profiler
+from emu.apps.profiler import (
     COARSE,
     CudaTimer,
     Limits,
@@ -32,7 +26,13 @@ from emu.tools.profiler import (
     shapes_of,
     token_counts,
 )
-from emu.tools.profiler import main as profiler_main
+from emu.apps.profiler import main as profiler_main
+from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cli import main
+from emu.errors import InputError
+from emu.latency.base import BatchShape
+from emu.latency.profile import ProfileBackend, ProfileModel
+from emu.latency.profile_bundle import read_bundle
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)
@@ -219,7 +219,7 @@ class Event:
 @pytest.mark.parametrize("write_us", [20.0, 60.0, 500.0])
 def test_a_call_is_timed_on_the_device_alone(monkeypatch, write_us: float):
     """Two kernels of 4 us, launched at 10 us each: the host's time is not in the figure."""
-    monkeypatch.setattr("emu.tools.profiler._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.apps.profiler._AWAKE_S", 0.0)
     stream = Stream(launch_us=10.0, write_us=write_us)
     timer = CudaTimer(stream, 3)
     stream.log.clear()
@@ -280,7 +280,7 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
             return lambda *given, device, **options: found(*given, **options)
 
     monkeypatch.setattr(profiler, "import_torch", Torch)
-    monkeypatch.setattr("emu.tools.profiler._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.apps.profiler._AWAKE_S", 0.0)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
     options = profiler.ProfileOptions(
@@ -343,8 +343,8 @@ def test_without_torch_the_extra_is_named(monkeypatch, capsys, tmp_path: Path):
 
 
 def test_it_imports_little():
-    """`python -m emu.tools.profiler` runs where only torch, numpy, pyyaml and msgspec are installed."""
-    code = "import sys, emu.tools.profiler; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    """`python -m emu.apps.profiler` runs where only torch, numpy, pyyaml and msgspec are installed."""
+    code = "import sys, emu.apps.profiler; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"uvloop", "anyio", "cyclopts", "rich", "plotly"} & set(found.stdout.split())
 

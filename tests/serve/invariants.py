@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from emu.serve.metrics import EndpointPage, MetricsPage
-from emu.serve.world import LiveCluster
+from emu.apps.serve.metrics import EndpointPage, MetricsPage
+from emu.apps.serve.world import LiveCluster
 
 if TYPE_CHECKING:
     from tests.serve.live import Live

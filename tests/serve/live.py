@@ -18,12 +18,12 @@ import httpx
 import msgspec
 import pytest
 
+from emu.apps.serve.house import ServeOptions
+from emu.apps.serve.server import LiveServer
+from emu.apps.serve.world import LiveCluster
 from emu.config.load import config_from_dict
 from emu.kernel.wallclock import WallKernel
 from emu.request import Request, Status
-from emu.serve.house import ServeOptions
-from emu.serve.server import LiveServer
-from emu.serve.world import LiveCluster
 from tests.patience import PATIENCE_S
 from tests.serve.invariants import check_server
 
@@ -132,7 +132,7 @@ async def live(
         async def run() -> None:
             with pytest.MonkeyPatch.context() as patch:
                 kernel = functools.partial(WallKernel, clock_ns=clock)
-                patch.setattr("emu.serve.server.WallKernel", kernel)
+                patch.setattr("emu.apps.serve.server.WallKernel", kernel)
                 group.start_soon(clock.go, server)
                 await server.run(announce=lambda _: started.set(), handle_signals=False)
             group.cancel_scope.cancel()

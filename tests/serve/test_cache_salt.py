@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from emu.apps.serve.fleet import Ledger, wire_of
+from emu.apps.serve.script import salted_prefix
 from emu.kv.blocks import BlockPool
 from emu.request import Request
-from emu.serve.fleet import Ledger, wire_of
-from emu.serve.script import salted_prefix
 from tests.serve.live import PREFILL_DECODE, Live, run, tables
 from tests.serve.test_fleet import DECODE_FIRST, PROMPT, complete, endpoints, replayed
 

@@ -14,12 +14,12 @@ import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from emu.apps.serve.house import ServeOptions
+from emu.apps.serve.schema_filler import CannotFill, text_for, value_for
+from emu.apps.serve.server import LiveServer
 from emu.config.load import config_from_dict, load_config
 from emu.errors import InputError
 from emu.runs.runner import execute
-from emu.serve.house import ServeOptions
-from emu.serve.schema_filler import CannotFill, text_for, value_for
-from emu.serve.server import LiveServer
 from tests.serve.live import Live, events, run, tables
 
 PERSON: dict[str, Any] = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from emu.apps.serve.protocol import FailureRule, FailureSchedule, failure_from_header
 from emu.config.load import load_config
 from emu.runs.runner import execute
-from emu.serve.protocol import FailureRule, FailureSchedule, failure_from_header
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
 from tests.serve.test_endpoints import read_metrics
 

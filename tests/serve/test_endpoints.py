@@ -10,7 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from emu.serve.app import make_app
+from emu.apps.serve.app import make_app
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import zmq
 
+from emu.apps.serve.fleet import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
 from emu.kv.blocks import BlockPool
 from emu.request import Prefix, Request
-from emu.serve.fleet import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
 from tests.serve.live import Live, run, tables
 
 WIRES = ("vllm-0.16", "vllm-0.19", "vllm-0.22", "vllm-0.24", "vllm-0.30")

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from emu.apps.serve.intake import Adapter, Intake, Pace
 from emu.errors import PaceLost
 from emu.kernel.wallclock import WallKernel
-from emu.serve.intake import Adapter, Intake, Pace
 from tests.serve.live import Live, run, tables
 from tests.serve.test_endpoints import read_metrics
 

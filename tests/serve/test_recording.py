@@ -12,6 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from emu.apps.observe import Client, ObserveOptions, Observer, parse_url, write_results
+from emu.apps.serve.house import tpot_ms
+from emu.apps.serve.recording import to_toml
+from emu.apps.serve.world import Choice
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
@@ -19,10 +23,6 @@ from emu.log import make_log
 from emu.report.compare import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
-from emu.serve.house import tpot_ms
-from emu.serve.observe import Client, ObserveOptions, Observer, parse_url, write_results
-from emu.serve.recording import to_toml
-from emu.serve.world import Choice
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
@@ -262,9 +262,9 @@ def test_observed_latencies_agree_with_the_replay(
 
     async def check(live: Live) -> None:
         turning = SimpleNamespace(**{**vars(asyncio), "sleep": live.clock.sleep})
-        monkeypatch.setattr("emu.serve.observe.asyncio", turning)
-        monkeypatch.setattr("emu.serve.observe.time", live.clock)
-        monkeypatch.setattr("emu.serve.observe.time", live.clock)
+        monkeypatch.setattr("emu.apps.observe.asyncio", turning)
+        monkeypatch.setattr("emu.apps.observe.time", live.clock)
+        monkeypatch.setattr("emu.apps.observe.time", live.clock)
         workload = open_workload(table, base_dir=Path(), seed=1)
         client = Client(parse_url(live.server.url))
         observer = Observer(client, await client.model(), workload, ObserveOptions(speed=speed))

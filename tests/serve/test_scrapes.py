@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from emu.apps.serve.metrics import EndpointPage
+from emu.apps.serve.world import Choice
 from emu.request import Request
-from emu.serve.metrics import EndpointPage
-from emu.serve.world import Choice
 from tests.serve.invariants import check_page, check_server
 from tests.serve.live import Live, run, tables
 from tests.serve.test_fleet import DECODE_FIRST, endpoints, replayed

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.errors import InputError
-from emu.serve.script import (
+from emu.apps.serve.script import (
     ByteTokenizer,
     FileTokenizer,
     filler_ids,
@@ -21,6 +20,7 @@ from emu.serve.script import (
     filler_text,
     write_tokenizer,
 )
+from emu.errors import InputError
 from tests.patience import PATIENCE_S
 from tests.serve.live import Live, events, run, tables
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import emu
+from emu.apps.plan.plan import dynamo, kubernetes, llm_d, roles_of, vllm_flags
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.sizing.plan import dynamo, kubernetes, llm_d, roles_of, vllm_flags
 
 FLAGS = frozenset(
     (

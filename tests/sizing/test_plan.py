@@ -12,10 +12,8 @@ import pytest
 import yaml
 
 import emu
-from emu.cli import main
-from emu.errors import InputError
-from emu.sizing.answer import base_config, search_of
-from emu.sizing.question import (
+from emu.apps.plan.answer import base_config, search_of
+from emu.apps.plan.question import (
     SYSTEMS,
     Candidate,
     GpuKind,
@@ -27,7 +25,9 @@ from emu.sizing.question import (
     scaled,
     traffic,
 )
-from emu.sweeps.drive import Base, Driver, meets, point_pool, point_store, with_seeds
+from emu.apps.sweeps.drive import Base, Driver, meets, point_pool, point_store, with_seeds
+from emu.cli import main
+from emu.errors import InputError
 
 GPUS_MAX = 5
 KINDS = ("H100", "A100-SXM4-80GB", "L40S")

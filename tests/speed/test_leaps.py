@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import World, draw_world
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
 from tests.speed.policies import change_policy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from emu.sweeps.drive import SweepResult, run_sweep
+from emu.apps.sweeps.drive import SweepResult, run_sweep
 
 BASE = """\
 [[nodes]]

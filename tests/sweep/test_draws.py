@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emu.apps.sweeps import repeats
+from emu.apps.sweeps.repeats import engines_of, numbers_of, run_draws
 from emu.cli import call
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
 from emu.runs.runner import Origin, adjust
-from emu.sweeps import repeats
-from emu.sweeps.repeats import engines_of, numbers_of, run_draws
 
 CONFIG = """
 [model]
@@ -184,7 +184,7 @@ def test_a_run_says_how_well_its_engine_is_known(
         call(["run", str(config_file(tmp_path, gpu)), "-o", str(tmp_path / gpu)])
         out = capsys.readouterr().out
         lines[gpu] = next(
-            line for line in out.splitlines() if line.startswith("engine: vllm-0.15; mean TTFT")
+            line for line in out.splitlines() if line.startswith("engine: vllm-0.19; mean TTFT")
         )
     assert "prior of" in lines["H100-SXM5-80GB"]
     assert "none on L40S" in lines["L40S"]

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.cli import main
-from emu.report.html import breakable
-from emu.sweeps.results import (
+from emu.apps.sweeps.results import (
     columns_of,
     in_order,
     key_label,
@@ -16,6 +14,8 @@ from emu.sweeps.results import (
     shown_figures,
     write_page,
 )
+from emu.cli import main
+from emu.report.html import breakable
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

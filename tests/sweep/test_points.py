@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from emu.apps.sweeps.drive import fixed_points
+from emu.apps.sweeps.sweepfile import Condition, Sweep, figure_names, load_sweep, parse_conditions
 from emu.errors import InputError
-from emu.sweeps.drive import fixed_points
-from emu.sweeps.sweepfile import Condition, Sweep, figure_names, load_sweep, parse_conditions
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from emu.apps.sweeps.drive import Base, Point, PointResult, SweepResult, Task, point_pool, run_point
+from emu.apps.sweeps.results import answer_text, write_page, write_results
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.pool import Workers
-from emu.sweeps.drive import Base, Point, PointResult, SweepResult, Task, point_pool, run_point
-from emu.sweeps.results import answer_text, write_page, write_results
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
 from tests.patience import PATIENCE_S, until

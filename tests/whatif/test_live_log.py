@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from emu.whatif.command import export_run, look
+from emu.apps.whatif.command import export_run, look
 from tests.serve.live import Live, run, tables
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import emu
+from emu.apps.whatif.command import alternatives, export_run, look
+from emu.apps.whatif.variants import Variant, run_variant
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.rng import rng_stream
-from emu.whatif.command import alternatives, export_run, look
-from emu.whatif.variants import Variant, run_variant
 from emu.workload.items import Line
 
 CONFIG = """\

@@ -1,0 +1,519 @@
+"""The rim of live mode: sockets, signals, files, and the end.
+
+One event loop holds the actors and the HTTP server. SIGTERM or SIGINT drains: new calls get 503,
+answers under way are finished (at most `--drain-s` of wall time), results are written, and the
+process ends with 0. A second signal cancels what is left.
+
+    DIR/tokenizer/       the built-in tokenizer, for clients
+    DIR/workload.jsonl   the recorded traffic, and
+    DIR/replay.toml      the configuration that replays it
+    DIR/run/             the files of every run (requests.csv, summary.json, ...), at the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import uvicorn
+from anyio.abc import TaskGroup
+
+from emu.apps.serve.app import make_app
+from emu.apps.serve.control import snapshot
+from emu.apps.serve.endpoint import endpoint_app
+from emu.apps.serve.fleet import (
+    BACKLOG,
+    Dispatch,
+    Doors,
+    Fleet,
+    KvEvents,
+    bind,
+    check_fleet,
+    port_of,
+    wire_of,
+)
+from emu.apps.serve.house import House, ServeOptions, served_names, weights_from_host_s
+from emu.apps.serve.intake import STRICT_REQUESTS_MIN, Adapter, Intake, LiveProtocol, is_loopback
+from emu.apps.serve.recording import LiveRecorder, ReplayFile, TrafficLog
+from emu.apps.serve.script import make_tokenizer, write_tokenizer
+from emu.apps.serve.world import LiveCluster, live_config
+from emu.cluster.audit import final_error
+from emu.cluster.ending import Outcome
+from emu.cluster.plan import Plan, make_plan
+from emu.config.check import placing
+from emu.config.load import load_config
+from emu.config.schema import Config
+from emu.errors import InputError, PaceLost
+from emu.kernel.wallclock import WallKernel
+from emu.log import make_log
+from emu.process.exits import sent_to
+from emu.report.atomic import RunDirectory, write_text
+from emu.report.summary import write_summary
+from emu.runs.runner import host_facts, next_free, write_results
+from emu.units import NS_PER_S, s_to_ns
+
+_TICK_S: Final = 0.1
+_TICKS_PER_SNAPSHOT: Final = 5
+_REPLICAS_SLOW: Final = 64
+"""Above so many replicas snapshots come half as often: a page that is open stays cheap."""
+_DOORS_S: Final = 0.05
+_TICKS_PER_FLUSH: Final = 10
+_CLOSE_S: Final = 5.0
+"""Wall time that clients have to take the last bytes."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+def _Protocol(intake: Intake, head_timeout_s: float) -> Any:
+    return partial(LiveProtocol, intake=intake, head_timeout_s=head_timeout_s)
+
+
+class LiveServer:
+    """A server from its configuration to its results."""
+
+    def __init__(self, config: Config, source: str, options: ServeOptions, directory: Path) -> None:
+        """Raises InputError for anything that is wrong with the input."""
+        self.config = live_config(config)
+        self.source = source
+        self.options = options
+        self.directory = directory
+        self.plan = make_plan(self.config, source)
+        if len(self.plan.models) > 1:
+            where = "models" if self.config.models else "replicas"
+            for option, given in (("--fleet", options.fleet), ("--model-name", options.model_name)):
+                if given:
+                    raise InputError(source, None, where, f"{option} is for one model")
+        if options.fleet:
+            policy = self.config.scheduler.policy
+            check_fleet(len(self.plan.replicas), policy, options.ports, source)
+        self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
+        self.house: House | None = None
+        self.port = options.port
+        self._started = (time.perf_counter(), time.process_time())
+        self._group: TaskGroup | None = None
+        self._has_told = False
+        self.fleet: Fleet | None = None
+        self.doors: Doors | None = None
+        self._endpoint_sockets: list[socket.socket] = []
+
+    # --- running ------------------------------------------------------------------------------
+    async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
+        """Serve until a signal (or `stop`), then write the results.
+
+        `announce(self)` is called when clients can connect. Raises what the emulation raised.
+        """
+        if not handle_signals:
+            await self._run(announce)
+            return
+        # To the very end: a signal while results are written has nothing left to end.
+        with sent_to(asyncio.get_running_loop(), self._on_signal):
+            await self._run(announce)
+
+    async def _run(self, announce: Any) -> None:
+        listening = bind(self.options.host, self.options.port, "--host, --port")
+        self.port = port_of(listening)
+        recorder: LiveRecorder | None = None
+        files: RunDirectory | None = None
+        try:
+            if self.options.fleet:
+                self._bind_endpoints()
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_tokenizer(self.directory / "tokenizer", _longest(self.plan))
+            files = RunDirectory(self.directory / "run")
+            names = served_names(self.plan)
+            limit = int(self.options.max_recording_mib * 2**20)
+            recorder = LiveRecorder(
+                files.staging,
+                self.config.output,
+                TrafficLog(self.directory / "workload.jsonl", limit, models=names),
+                ReplayFile(self.directory / "replay.toml", self.config),
+                models=names,
+            )
+            recorder.log = make_log(self.options.log_level, self.options.log_format)
+            outcome, cluster = await self._serve(listening, recorder, announce)
+            self._publish(files, recorder, cluster, outcome)
+        except BaseException:
+            if recorder is not None:
+                recorder.close()
+                recorder.requests.discard()
+            if files is not None:
+                files.discard()
+            raise
+        finally:
+            listening.close()
+            for endpoint in self._endpoint_sockets:
+                endpoint.close()
+
+    async def _serve(
+        self, listening: socket.socket, recorder: LiveRecorder, announce: Any
+    ) -> tuple[Outcome, LiveCluster]:
+        kernel = WallKernel(
+            speed=self.options.speed, events_per_instant_max=self.config.limits.events_per_instant
+        )
+        caching = any(r.scheduler.caches_prefixes for r in self.plan.replicas)
+        cluster = LiveCluster(self.plan, recorder, kernel, has_prefixes=caching)
+        house = self.house = House(
+            cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
+        )
+        dispatch = Dispatch(make_app(house))
+        doors = self._make_fleet(house, dispatch) if self.options.fleet else None
+        server = _Server(
+            uvicorn.Config(
+                dispatch,
+                http=_Protocol(house.intake, self.options.header_timeout_s),
+                ws="none",
+                ssl_certfile=self.options.tls_cert or None,
+                ssl_keyfile=self.options.tls_key or None,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(_CLOSE_S),
+            )
+        )
+        kept: list[Outcome] = []
+        ended = asyncio.Event()
+        async with contextlib.AsyncExitStack() as last, anyio.create_task_group() as group:
+            if self.fleet is not None and self.fleet.events is not None:
+                last.callback(self.fleet.events.close)  # after the tasks that publish and answer
+
+            async def emulate() -> None:
+                outcome = await cluster.run()
+                kept.append(outcome)
+                cluster.end_open(outcome.error)
+                house.is_draining = True
+                house.hub.close()
+                server.should_exit = True
+                ended.set()
+
+            group.start_soon(emulate)
+            group.start_soon(self._tick, house)
+            if doors is not None:
+                group.start_soon(self._keep_doors, doors, server)
+            self._group = group
+            if announce is not None:
+                announce(self)
+            gc.collect()
+            gc.freeze()
+            try:
+                await server.serve(sockets=[listening])
+            finally:
+                _drop_connections(server)
+                if doors is not None:
+                    doors.close()
+            cluster.close()
+            await ended.wait()
+            group.cancel_scope.cancel()
+        return kept[0], cluster
+
+    def _make_fleet(self, house: House, dispatch: Dispatch) -> Doors:
+        """Endpoints, and their ports."""
+        options = self.options
+        ports = [port_of(s) for s in self._endpoint_sockets]
+        fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
+        self.fleet = fleet
+        if options.kv_events_port is not None:
+            wire = wire_of(options.wire)
+            fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
+        for endpoint in fleet.endpoints:
+            dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
+        self.doors = Doors(options.host, fleet.endpoints, self._endpoint_sockets)
+        return self.doors
+
+    async def _keep_doors(self, doors: Doors, server: _Server) -> None:
+        """Ports follow the states of their replicas."""
+        while True:
+            if server.started:
+                await doors.update(server)
+                for problem in doors.problems:
+                    print(f"warning: {problem}", file=sys.stderr, flush=True)
+                doors.problems.clear()
+            if self.fleet is not None:
+                self.fleet.handoffs.sweep()
+                if self.fleet.events is not None:
+                    self.fleet.events.update()
+            await asyncio.sleep(_DOORS_S)
+
+    def _startup_ns(self) -> int:
+        """Emulated start-up: given, or the time to load the weights from host memory."""
+        if self.options.startup_s >= 0:
+            return s_to_ns(self.options.startup_s)
+        return s_to_ns(weights_from_host_s(self.plan))
+
+    async def _tick(self, house: House) -> None:
+        """Let time be seen to pass: samples, snapshots, lag; slow down or give up if need be."""
+        kernel = house.cluster.kernel
+        loop = asyncio.get_running_loop()
+        adapter = Adapter(house.cluster.pace, self.options.speed)
+        ticks_per_snapshot = _TICKS_PER_SNAPSHOT
+        if len(house.cluster.replicas) > _REPLICAS_SLOW:
+            ticks_per_snapshot *= 2
+        ticks = 0
+        while True:
+            due_s = loop.time() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            house.loop_lag_s = max(0.0, loop.time() - due_s)
+            house.loop_lag_max_s = max(house.loop_lag_max_s, house.loop_lag_s)
+            house.drift_s = kernel.behind_ns / NS_PER_S
+            house.drift_max_s = max(house.drift_max_s, house.drift_s)
+            kernel.enter(_nothing)  # samples are taken when time passes
+            ticks += 1
+            if ticks % _TICKS_PER_FLUSH == 0:
+                if self.options.slow_down == "auto":
+                    self._adapt(house, adapter)
+                self._judge(house)
+                point = house.trends.take()
+                if house.hub.listeners:
+                    house.hub.publish(point)
+            if ticks % ticks_per_snapshot == 0 and house.hub.listeners:
+                house.hub.publish(snapshot(house))
+            if ticks % _TICKS_PER_FLUSH == 0:
+                house.cluster.tape.flush()
+
+    def _adapt(self, house: House, adapter: Adapter) -> None:
+        before = house.speed
+        speed = adapter.next_speed(before, house.drift_s)
+        if speed != before:
+            why = "the machine does not keep up" if speed < before else "the machine keeps up"
+            house.set_speed(speed, why)
+            print(f"speed        {before:.3g} to {speed:.3g}: {why}", file=sys.stderr, flush=True)
+
+    def _judge(self, house: House) -> None:
+        """Say once that the pace is lost; a strict server ends then."""
+        pace = house.cluster.pace
+        if self._has_told or not pace.is_late or pace.requests < STRICT_REQUESTS_MIN:
+            return
+        self._has_told = True
+        print(f"warning: {pace.sentence()}", file=sys.stderr, flush=True)
+        house.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
+        if self.options.strict_pace and self._group is not None:
+            house.is_draining = True
+            house.cluster.leave_all()
+            self._group.start_soon(self.stop)
+
+    # --- ending -------------------------------------------------------------------------------
+    def _on_signal(self) -> None:
+        # The loop calls this, which has nothing to run before the group is there.
+        house, group = self.house, self._group
+        assert house is not None
+        assert group is not None
+        if house.is_draining:
+            house.cluster.leave_all()
+        else:
+            house.is_draining = True
+            group.start_soon(self.stop)
+
+    async def stop(self) -> None:
+        """Drain: nothing new, finish what is under way, then end."""
+        house = self.house
+        assert house is not None
+        house.is_draining = True
+        cluster = house.cluster
+        if self.fleet is not None:
+            self.fleet.handoffs.sweep(everything=True)
+        deadline_s = time.monotonic() + self.options.drain_s
+        while cluster.gateway.outstanding and cluster.error is None:
+            if time.monotonic() > deadline_s:
+                cluster.leave_all()
+                deadline_s = float("inf")
+            await asyncio.sleep(0.02)
+        cluster.close()
+
+    def _publish(
+        self, files: RunDirectory, recorder: LiveRecorder, cluster: LiveCluster, outcome: Outcome
+    ) -> None:
+        """Write the results, as a run does."""
+        recorder.close()
+        error = final_error(cluster, outcome.error)
+        pace, house = cluster.pace, self.house
+        assert house is not None
+        if error is None and self.options.strict_pace and pace.is_late:
+            error = PaceLost(pace.sentence())
+        summary = write_results(
+            files.staging, cluster, recorder, error, rows=recorder.traffic.lines
+        )
+        summary.pace = pace.summary(self.options.speed, house.speed_changes)
+        write_summary(files.staging / "summary.json", summary)
+        text = host_facts(self.config, self.plan, self.source, files.final, outcome, *self._started)
+        write_text(files.staging / "run.json", text)
+        if error is not None:
+            files.publish_partial()
+            raise error
+        files.publish()
+        if self.config.output.report:
+            from emu.report.html import write_report
+
+            write_report(self.directory / "run")
+
+    # --- the socket ---------------------------------------------------------------------------
+    def _bind_endpoints(self) -> None:
+        """A port for each replica. Raises InputError."""
+        base = self.options.ports or (self.port + 1 if self.options.port else 0)
+        for index in range(len(self.plan.replicas)):
+            port = base + index if base else 0
+            self._endpoint_sockets.append(bind(self.options.host, port, "--ports"))
+
+    @property
+    def url(self) -> str:
+        """Where clients find the server."""
+        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
+        scheme = "https" if self.options.tls_cert else "http"
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
+
+
+def _drop_connections(server: _Server) -> None:
+    """Nothing stays open, whatever has ended the server (after a drain nothing is)."""
+    for acceptor in getattr(server, "servers", []):
+        acceptor.close()
+    for connection in list(server.server_state.connections):
+        transport = getattr(connection, "transport", None)
+        if transport is not None:
+            transport.abort()
+
+
+def _nothing() -> None:
+    """Time has passed."""
+
+
+def _longest(plan: Plan) -> int:
+    return max(r.max_model_tokens for r in plan.replicas)
+
+
+# --- the command --------------------------------------------------------------------------------
+def client_lines(server: LiveServer) -> list[tuple[str, str]]:
+    """(client, exact command) for the clients that are known to work."""
+    house = server.house
+    assert house is not None
+    url, model = server.url, shlex.quote(house.model)
+    custom = server.options.tokenizer
+    folder = Path(custom) if custom else server.directory / "tokenizer"
+    tokenizer = shlex.quote(str(folder.resolve()))
+    key = server.options.api_key or "x"
+    python = (
+        f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}'); "
+        f"print(c.chat.completions.create(model='{house.model}', max_tokens=64, "
+        "messages=[{'role': 'user', 'content': 'hello'}]).choices[0].message.content)"
+    )
+    given = f" --api-key {shlex.quote(key)}" if server.options.api_key else ""
+    return [
+        ("openai", f"python -c {shlex.quote(python)}"),
+        (
+            "aiperf",
+            f"aiperf profile --model {model} --url {url} --endpoint-type chat --streaming "
+            f"--tokenizer {tokenizer} --ui none --concurrency 8 --request-count 64 "
+            "--warmup-request-count 16 "
+            f"--synthetic-input-tokens-mean 256 --output-tokens-mean 64{given}",
+        ),
+        (
+            "guidellm",
+            f"guidellm run --backend kind=openai_http,target={url},model={model} "
+            f"--tokenizer kind=hf_auto,model={tokenizer} "
+            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=64 "
+            "--profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64",
+        ),
+        (
+            "vllm",
+            f"vllm bench serve --base-url {url} --model {model} --tokenizer {tokenizer} "
+            "--dataset-name random --random-input-len 256 --random-output-len 64 --num-prompts 64",
+        ),
+        ("emu", f"python -m emu observe {url} --workload WORKLOAD.jsonl"),
+    ]
+
+
+def _announce(server: LiveServer) -> None:
+    house = server.house
+    assert house is not None
+    token = f"/?token={house.control_token}" if house.control_token else "/"
+    names = ", ".join(house.models) if len(house.models) > 1 else house.model
+    print(f"serving {names} on {server.url}/v1, speed {server.options.speed:g}")
+    print(f"live page    {server.url}{token}")
+    print(f"recording    {server.directory}")
+    if house.startup_left_s:
+        print(f"ready in     {house.startup_left_s:.1f} s (emulated start-up)")
+    if server.fleet is not None:
+        for endpoint in server.fleet.endpoints:
+            place = server.url.rpartition(":")[0]
+            replica = endpoint.replica
+            print(f"replica {replica.replica_id:<4} {place}:{endpoint.port}  {replica.state.value}")
+    for name, line in client_lines(server):
+        print(f"{name:<12} {line}")
+    sys.stdout.flush()
+
+
+def _raise_file_limit() -> None:
+    """Thousands of streams need thousands of descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _holds_traffic(directory: Path) -> bool:
+    """Some session has left calls there."""
+    recorded = directory / "workload.jsonl"
+    return recorded.is_file() and recorded.stat().st_size > 0
+
+
+def serve_command(
+    path: Path,
+    options: ServeOptions,
+    *,
+    output: Path,
+    overrides: tuple[str, ...],
+    quiet: bool,
+    force: bool = False,
+) -> int:
+    """`emu serve`."""
+    if not options.speed > 0:
+        raise InputError("serve", None, "--speed", "must be above 0")
+    if options.slow_down not in ("off", "auto"):
+        raise InputError("serve", None, "--slow-down", "must be off or auto")
+    wire_of(options.wire)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InputError("serve", None, "--tls-cert, --tls-key", "are given together")
+    for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if place and not Path(place).is_file():
+            raise InputError(place, None, name, "no such file")
+    if options.kv_events_port is not None and not options.fleet:
+        raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
+    if not options.header_timeout_s > 0:
+        raise InputError("serve", None, "--header-timeout-s", "must be above 0")
+    config = load_config(path, overrides)
+    if not force:
+        output = next_free(output, _holds_traffic)
+    with placing(str(path)):
+        server = LiveServer(config, str(path), options, output)
+    if not is_loopback(options.host) and not options.api_key:
+        print("warning: reachable from other machines without --api-key", file=sys.stderr)
+    _raise_file_limit()
+
+    async def main() -> None:
+        await server.run(announce=None if quiet else _announce)
+
+    anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+    if not quiet:
+        assert server.house is not None
+        print(server.house.cluster.pace.sentence())
+        print(f"results in {output / 'run'}; replay with: python -m emu {output / 'replay.toml'}")
+    return 0

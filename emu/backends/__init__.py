@@ -1,0 +1,1 @@
+"""Back ends of latency that need another program or its data."""

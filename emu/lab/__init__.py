@@ -1,0 +1,1 @@
+"""Laboratory: emu beside other simulators, defect for defect. No user needs it."""

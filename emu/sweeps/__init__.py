@@ -1,5 +1,0 @@
-"""Many runs of one config: grids, lists, random points, searches. Parallel, resumable.
-
-from emu.sweeps.drive import run_sweep
-result = run_sweep(Path("configs/experiments/sweep-capacity.toml"), jobs=2)
-"""
