@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import partial
 from emu.latency.engine_steps import Intake
-from emu.natives import partial
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.states import ReplicaState

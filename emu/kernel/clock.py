@@ -30,7 +30,7 @@ from mypy_extensions import mypyc_attr
 
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.life import TURN, live
-from emu.natives import heappop, heappush
+from emu.kernel.natives import heappop, heappush
 from emu.plugins import guarded
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Actor:
 
     def live(self) -> Coroutine[Any, Any, None]:
         """Its life, which never ends by itself."""
-        return live(self)
+        return live(self, self.kernel.ends)
 
     def tick(self) -> int:
         """Take one step: when the next is due, `PARK` or `AGAIN`."""

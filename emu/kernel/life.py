@@ -12,13 +12,11 @@ slower to resume than those of the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-if TYPE_CHECKING:
-    from emu.kernel.clock import Actor
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Steps")
 
 
 class Turn(list[None]):
@@ -35,9 +33,22 @@ class Turn(list[None]):
 TURN: Final = Turn([None])
 
 
-async def live(actor: Actor) -> None:
-    """Live until the run ends, which closes the coroutine, or cancels its task."""
-    ends, tick, turn = actor.kernel.ends, actor.tick, actor.turn
+class Steps(Protocol):
+    """An actor, as its life sees it."""
+
+    turn: Awaitable[None]
+
+    def tick(self) -> int:
+        """Take what is in the mailbox and what is due, and begin the next thing."""
+        ...
+
+
+async def live(actor: S, ends: Callable[[S, int], None]) -> None:
+    """Live until the run ends, which closes the coroutine, or cancels its task.
+
+    `ends` hears from each step when the next is due.
+    """
+    tick, turn = actor.tick, actor.turn
     while True:
         ends(actor, tick())
         await turn

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import heapify, heappop, heapreplace, partial
 from emu.migration import messages as msg
 from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.transfer import MigratingBatch
-from emu.natives import heapify, heappop, heapreplace, partial
 from emu.network.placement import Network, Transfer
 from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved

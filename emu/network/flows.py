@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
-from emu.natives import heapify, heappop, heappush
+from emu.kernel.natives import heapify, heappop, heappush
 from emu.network.audit import Books, audit, books_of
 from emu.network.links import (
     SLACK_UNITS,

@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final, final
 
-from emu.natives import heapify, heappop, heappush
+from emu.kernel.natives import heapify, heappop, heappush
 from emu.units import NS_PER_S
 
 # --------------------------------------------------------------------------------------------------

@@ -187,7 +187,8 @@ class ReplicaActor(Actor):
 
     def live(self) -> Coroutine[Any, Any, None]:
         """Its life; with a backend outside simulated time one that waits for answers."""
-        return live_beside(self) if self.replica.latency.foreign else live(self)
+        ends = self.kernel.ends
+        return live_beside(self, ends) if self.replica.latency.foreign else live(self, ends)
 
     def tick(self) -> int:
         """Take the step: until something is in flight, or there is nothing to do."""

@@ -7,17 +7,41 @@ so one that comes for an earlier life of the replica changes nothing. Not compil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from emu.replica.actor import ReplicaActor
+from emu.kernel.life import Steps
+
+A = TypeVar("A", bound="Asks")
 
 
-async def live_beside(actor: ReplicaActor) -> None:
+class Asks(Steps, Protocol):
+    """The actor of such a replica, as its life sees it."""
+
+    @property
+    def asked(self) -> object | None:
+        """What its last step has asked."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the replica it is."""
+        ...
+
+    def ask(self) -> Awaitable[int]:
+        """What the step has asked for, ns."""
+        ...
+
+    def answered(self, life: int, cost_ns: int) -> None:
+        """The answer is here."""
+        ...
+
+
+async def live_beside(actor: A, ends: Callable[[A, int], None]) -> None:
     """Live until the run ends, which cancels its task."""
-    kernel, turn = actor.kernel, actor.turn
+    turn = actor.turn
     while True:
-        kernel.ends(actor, actor.tick())
+        ends(actor, actor.tick())
         if actor.asked is not None:
             life = actor.incarnation
             actor.answered(life, await actor.ask())

@@ -20,6 +20,7 @@ from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
 from emu.network.placement import Grid
+from emu.replica.flight.base import Flight
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.states import ReplicaState
 from emu.request import Request
@@ -27,7 +28,6 @@ from emu.scheduling.base import Scheduler
 
 if TYPE_CHECKING:
     from emu.replica.events import KvDelivered
-    from emu.replica.replica import Replica
 
 Signals = tuple[int, int, int, int, int]
 """(time, waiting, running, waiting tokens, blocks in use): what a router sees of a replica."""
@@ -41,7 +41,7 @@ class View:
 
     __slots__ = ("_grows", "_replica", "_scheduler")
 
-    def __init__(self, replica: Replica, scheduler: Scheduler) -> None:
+    def __init__(self, replica: Viewed, scheduler: Scheduler) -> None:
         self._replica = replica
         self._scheduler = scheduler
         self._grows = scheduler.grows
@@ -329,4 +329,61 @@ class ReplicaHandle:
 
     def forget_cache(self) -> bool:
         """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
+        raise NotImplementedError
+
+
+class Viewed(ReplicaHandle):
+    """A replica as its view sees it, and nobody else (a class: calls of a protocol go by name)."""
+
+    flight: Flight
+    """What it is in the middle of: only of a leap the books may lag behind."""
+
+    __slots__ = ("flight",)
+
+    def settle(self) -> int:
+        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        raise NotImplementedError
+
+    def late(self, at_ns: int) -> Signals | None:
+        """What was known of it at an earlier time; None where no history is kept."""
+        raise NotImplementedError
+
+    @property
+    def booked_busy_ns(self) -> int:
+        """Time in iterations that have ended, ns."""
+        raise NotImplementedError
+
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        raise NotImplementedError
+
+    @property
+    def arrived(self) -> list[KvDelivered]:
+        """Deliveries of KV that wait for the boundary."""
+        raise NotImplementedError
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here."""
+        raise NotImplementedError
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or arrives here."""
+        raise NotImplementedError
+
+    @property
+    def has_batch(self) -> bool:
+        """A batch is in flight, or about to be."""
+        raise NotImplementedError
+
+    @property
+    def stale_recalls(self) -> list[int]:
+        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
+        raise NotImplementedError
+
+    @property
+    def in_flight(self) -> tuple[str, int, str]:
+        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
         raise NotImplementedError

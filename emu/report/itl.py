@@ -27,7 +27,7 @@ from itertools import accumulate
 from operator import mul, sub
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from emu.natives import bisect_right
+from emu.kernel.natives import bisect_right
 
 if TYPE_CHECKING:
     from array import array

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, ClassVar, Final, Protocol, final
 
 from emu.errors import InputError
-from emu.natives import heapify, heappop, heappush
+from emu.kernel.natives import heapify, heappop, heappush
 from emu.plugins import make_plugin
 from emu.policy import Look, RequestView, index_of, shown
 from emu.request import Request

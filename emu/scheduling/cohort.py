@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
+from emu.kernel.natives import bisect_left, heappop, heappush, insort
 from emu.latency.base import BatchShape
-from emu.natives import bisect_left, heappop, heappush, insort
 from emu.request import Request
 
 

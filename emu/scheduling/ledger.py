@@ -21,9 +21,9 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from emu.kernel.natives import bisect_left, insort
 from emu.kv.blocks import BlockPool, CountingPool
 from emu.kv.grouped import GroupedPool
-from emu.natives import bisect_left, insort
 from emu.request import Request
 from emu.units import ceil_div
 

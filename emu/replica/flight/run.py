@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import final
 
+from emu.kernel.natives import bisect_left, bisect_right
 from emu.latency.base import Ends
-from emu.natives import bisect_left, bisect_right
 from emu.replica.books import Books, longest_of
 from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.replica.flight.step import Step
