@@ -34,6 +34,7 @@ from emu.apps.experiments.measure import (
     measure,
     put,
 )
+from emu.apps.experiments.options import ExperimentOptions
 from emu.apps.experiments.paper import paper
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
@@ -710,36 +711,27 @@ def markdown(shown: Shown) -> str:
 _BLOCK: Final = re.compile(r"(<!-- printed -->\n).*?(<!-- end of printed -->)", re.DOTALL)
 
 
-def run_experiment(
-    name: str,
-    *,
-    configs: Path,
-    output: Path,
-    clusters: str,
-    seeds: int = 1,
-    page: Path | None = None,
-    traces: Path | None = None,
-    quiet: bool = False,
-) -> int:
+def run_experiment(options: ExperimentOptions) -> int:
     """Run one experiment. Raises InputError for an unknown name, cluster or page."""
     from emu.process.exits import open_console
 
+    name, output, page = options.name, options.output, options.page
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
         raise InputError("experiment", None, "NAME", f"unknown {name!r}; there are {known}")
-    names = [letter for letter in clusters.upper() if letter != ","]
+    names = [letter for letter in options.clusters.upper() if letter != ","]
     if not names or any(letter not in "AB" for letter in names):
         raise InputError("experiment", None, "--clusters", "expected A, B or AB")
-    if not 1 <= seeds <= 100:
+    if not 1 <= options.seeds <= 100:
         raise InputError("experiment", None, "--seeds", "expected 1 to 100")
     before = _page(page)
     console = open_console()
 
     def tell(case: str) -> None:
-        if not quiet:
+        if not options.quiet:
             print(f"running {case}", file=sys.stderr)
 
-    runner = Runner(configs, output, tell, seeds, traces)
+    runner = Runner(options.configs, output, tell, options.seeds, options.traces)
     texts: list[str] = []
     output.mkdir(parents=True, exist_ok=True)
     for shown in EXPERIMENTS[name](runner, names):

@@ -14,14 +14,9 @@ import numpy as np
 
 from emu.apps.fidelity.board import Answer, Row, Task, answers, rows_of, tasks_of
 from emu.apps.fidelity.runs import MeasuredRun
-from emu.apps.learn.session import (
-    Population,
-    RunEvidence,
-    most_probable,
-    noise_factor,
-    population,
-    posterior_text,
-)
+from emu.apps.shared.population import Population, RunEvidence, population
+from emu.apps.shared.posterior import most_probable, noise_factor
+from emu.apps.shared.posteriorfile import posterior_text
 from emu.engines.bundle import Engine
 from emu.engines.registry import BUNDLES, engine_named, engine_text
 from emu.errors import InputError

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from emu.apps.fidelity.options import ReproduceOptions
 from emu.backends.llmservingsim import import_cluster
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
@@ -410,31 +410,22 @@ def _measured_request(
 # comparison (`report/compare.py`).
 
 
-def reproduce_command(
-    directory: Path,
-    *,
-    profiles: Path | None,
-    gpu: str,
-    output: Path | None,
-    overrides: Sequence[str],
-    only_config: bool,
-    dataset: Path | None = None,
-    no_tokens: bool = False,
-) -> int:
+def reproduce_command(options: ReproduceOptions) -> int:
     """Write, run, compare. Raises InputError for what the directory lacks.
 
     A run that names its dataset cached the prefixes of its prompts; without their tokens it is
-    refused, unless `no_tokens` says that a run without prefix hits will do.
+    refused, unless `--no-tokens` says that a run without prefix hits will do.
     """
+    directory, profiles = options.directory, options.profiles
     if profiles is not None and not profiles.is_dir():
         raise InputError("reproduce", None, "--profiles", f"{profiles} is not a directory")
-    case = read_case(directory, dataset)
-    place = output if output is not None else Path("runs") / directory.resolve().name
+    case = read_case(directory, options.dataset)
+    place = options.output or Path("runs") / directory.resolve().name
     text, workload = case_config(
-        case, profiles.absolute() if profiles is not None else None, gpu=gpu
+        case, profiles.absolute() if profiles is not None else None, gpu=options.gpu
     )
     lacking = unknown_tokens(case, workload)
-    if lacking and case.meta.get("dataset_path") and not no_tokens:
+    if lacking and case.meta.get("dataset_path") and not options.no_tokens:
         problem = f"{lacking}: without its tokens there are no prefix hits; say --dataset FILE, "
         problem += "or --no-tokens to go on without"
         raise InputError(str(case.meta_path), None, "dataset_path", problem)
@@ -452,8 +443,8 @@ def reproduce_command(
     console.print(f"configuration: {config_path}", soft_wrap=True)
     if note:
         console.print(note, soft_wrap=True)
-    config = load_config(config_path, overrides=overrides)
-    if only_config:
+    config = load_config(config_path, overrides=options.overrides)
+    if options.only_config:
         return 0
     execute(adjust(config, seed=None, output=place / "run"), str(config_path))
     console.print(f"run: {place / 'run'}\n", soft_wrap=True)
