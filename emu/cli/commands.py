@@ -226,7 +226,7 @@ _MEASURED: Final = {
     "reproduce": Command(
         "Emulate a measured run of vLLM from its own record, and compare the two.",
         "emu.apps.fidelity.options:ReproduceOptions",
-        "emu.apps.fidelity.measured_run:reproduce_command",
+        "emu.apps.fidelity.reproduce:reproduce_command",
     ),
     "profile": Command(
         "Measure real kernels on the GPU at hand; a bundle for the profile backend.",

@@ -9,31 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from emu.apps.fidelity.board import (
-    Row,
-    SystemRow,
-    Task,
-    answers,
-    has_runs,
-    power_rows,
-    rows_of,
-    runs_below,
-    tasks_of,
-    throughput_rows,
-)
-from emu.apps.fidelity.fit import (
-    Fit,
-    fit,
-    fitted_runs,
-    leave_out,
-    shipped,
-)
+from emu.apps.fidelity.board import Row, Task, answers, has_runs, rows_of, runs_below, tasks_of
+from emu.apps.fidelity.fit import Fit, fit, fitted_runs, leave_out, shipped
 from emu.apps.fidelity.learning import learned
 from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.board import PointBoard, point_board
 from emu.apps.fidelity.points.show import as_document, print_points
 from emu.apps.fidelity.points.table import tables_below
 from emu.apps.fidelity.runs import MeasuredRun, Unread
+from emu.apps.fidelity.systems import SystemRow, power_rows, throughput_rows
 from emu.apps.fidelity.tables import Board, document, print_board
 from emu.apps.shared.answer import Reply, tell
 from emu.engines.registry import engine_text
@@ -44,7 +28,7 @@ def fidelity_command(options: FidelityOptions) -> int:
     """Find, emulate, print. Raises InputError if neither a run nor a point is found.
 
     Points (`emu/apps/fidelity/points/`) follow the runs, unless constants are fitted or learned.
-    Systems of which only a series over time is known (`emu/apps/fidelity/board.py`) follow the
+    Systems of which only a series over time is known (`emu/apps/fidelity/systems.py`) follow the
     board in a table of their own; nothing is fitted to them.
     """
     directory, overrides = options.directory, tuple(options.overrides)

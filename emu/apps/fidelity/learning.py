@@ -9,26 +9,19 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.fidelity.board import (
-    answers,
-    rows_of,
-    tasks_of,
-)
-from emu.apps.fidelity.fit import (
-    SHOWN,
+from emu.apps.fidelity.board import answers, rows_of, tasks_of
+from emu.apps.fidelity.experiments import (
     Covered,
     Stage,
     compared,
     coverage,
     covered,
-    evidence_of,
     first_stage,
     half,
-    prior_text,
-    slopes_of,
-    usable_runs,
 )
+from emu.apps.fidelity.fit import SHOWN, usable_runs
 from emu.apps.fidelity.options import FidelityOptions
+from emu.apps.fidelity.prior import evidence_of, prior_text, slopes_of
 from emu.apps.fidelity.runs import MeasuredRun
 from emu.apps.fidelity.tables import NAMES
 from emu.apps.shared.answer import Reply

@@ -9,19 +9,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.fidelity.board import (
-    Group,
-    Row,
-    Summary,
-    SystemRow,
-    summarize,
-)
-from emu.apps.fidelity.fit import (
-    Fit,
-)
+from emu.apps.fidelity.board import Row
+from emu.apps.fidelity.fit import Fit
 from emu.apps.fidelity.points.board import PointBoard
 from emu.apps.fidelity.points.show import as_document, print_points
 from emu.apps.fidelity.runs import METRICS, MeasuredRun, Unread
+from emu.apps.fidelity.summary import Group, Summary, summarize
+from emu.apps.fidelity.systems import SystemRow
 
 NAMES = {
     "ttft": "TTFT",

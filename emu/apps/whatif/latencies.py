@@ -1,4 +1,11 @@
-"""Latencies of a log and of its emulation, request by request, and how far they are apart."""
+"""The log as a workload with the replicas that served it, and how far the emulation is from it.
+
+    lines = lines_of(log, places_of(log, ["10.0.0.5:8000", "10.0.0.6:8000"], 2))
+    rows = distances(recorded(log.records), latencies)
+
+A log says which server served a request where the format has it; servers are the replicas of the
+configuration in their order (replica-2 before replica-10), or as `--servers` lists them.
+"""
 
 from __future__ import annotations
 
