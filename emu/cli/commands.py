@@ -140,7 +140,7 @@ _MANY: Final = {
         "Run a set of scaling experiments, print its tables, draw its pictures"
         " (docs/experiments/).",
         "emu.apps.experiments.options:ExperimentOptions",
-        "emu.apps.experiments.scaling:run_experiment",
+        "emu.apps.experiments.command:run_experiment",
     ),
 }
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from emu.apps.experiments.command import run_experiment
 from emu.apps.experiments.options import ExperimentOptions
-from emu.apps.experiments.scaling import _interval, _verdict, run_experiment
+from emu.apps.experiments.pairings import _interval, _verdict
 from emu.errors import InputError
 from emu.report.figures import Bars, Line, Panel, svg
 
