@@ -9,7 +9,7 @@ import msgspec
 from rich import box
 from rich.table import Table
 
-from emu.backends.aiconfigurator import covered_pairs
+from emu.backends.aiconfigurator.database import covered_pairs
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model

@@ -22,7 +22,7 @@ class ImportClusterOptions(Options):
 
 def import_cluster(options: ImportClusterOptions) -> int:
     """The file as a configuration."""
-    from emu.backends.llmservingsim import import_cluster as convert
+    from emu.backends.llmservingsim.convert import import_cluster as convert
 
     profiles = options.profiles
     text = convert(options.file, profiles.absolute() if profiles is not None else None)
@@ -93,8 +93,9 @@ def profile(options: ProfileCommand) -> int:
     """A bundle of this GPU."""
     import msgspec
 
-    from emu.apps.profiler import Limits, ProfileOptions, degrees
-    from emu.apps.profiler import profile as measure
+    from emu.apps.profiler.grid import Limits
+    from emu.apps.profiler.measure import ProfileOptions, degrees
+    from emu.apps.profiler.measure import profile as measure
     from emu.process.prepared import prepared
 
     asked = ProfileOptions(
@@ -227,7 +228,7 @@ def parity(options: ParityCommand) -> int:
     import msgspec
 
     from emu.lab.parity.command import run_parity
-    from emu.lab.parity.run import ParityOptions
+    from emu.lab.parity.instance import ParityOptions
     from emu.process.prepared import prepared
 
     asked = msgspec.convert(options, prepared(ParityOptions), from_attributes=True)

@@ -11,7 +11,7 @@ from emu.apps.fidelity.record import Case, table_of
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.errors import InputError
-from emu.latency.profile_bundle import variant_name
+from emu.latency.profile.bundle import variant_name
 
 
 def described_config(case: Case, profiles: Path | None, gpu: str) -> str:

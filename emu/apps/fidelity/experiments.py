@@ -33,10 +33,7 @@ from emu.apps.fidelity.prior import (
 from emu.apps.fidelity.runs import MeasuredRun
 from emu.apps.shared.posterior import most_probable, noise_factor
 from emu.errors import InputError
-from emu.latency.engine import (
-    Floats,
-    values_of,
-)
+from emu.latency.posterior import Floats, values_of
 
 _Z90: Final = 1.6449
 EXPERIMENTS: Final = ("first-stage", "half", "coverage")

@@ -26,10 +26,8 @@ from emu.apps.fidelity.runs import MeasuredRun
 from emu.engines.bundle import Engine
 from emu.engines.registry import BUNDLES, engine_named, engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
-    EngineModel,
-    Floats,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import Floats
 
 CONSTANTS: Final = {
     "step_ns": (200_000.0, 600_000.0),

@@ -28,7 +28,7 @@ from emu.apps.fidelity.described import described_config
 from emu.apps.fidelity.enginesettings import left_behind, scheduler_keys
 from emu.apps.fidelity.record import Case, table_of
 from emu.apps.fidelity.sent import workload_text
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.names import engine_words
 from emu.engines.registry import nearest_version
 

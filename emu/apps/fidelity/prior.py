@@ -26,7 +26,7 @@ from emu.apps.shared.population import Population, RunEvidence, population
 from emu.apps.shared.posteriorfile import posterior_text
 from emu.engines.registry import engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
+from emu.latency.posterior import (
     METRICS,
     NAMES,
     PARAMETERS,

@@ -17,9 +17,7 @@ from emu.apps.learn.observations import Times
 from emu.config.load import load_config
 from emu.engines.registry import engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
-    EngineModel,
-)
+from emu.latency.engine import EngineModel
 from emu.process.exits import scratch
 from emu.process.pool import Workers
 from emu.report.rundata import read_run

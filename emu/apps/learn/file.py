@@ -4,7 +4,7 @@
     weights_time = 1.031 ...
 
     [learned]                   format, name, date, emu's version, what was measured, the verdict
-    [posterior]                 mean, covariance and noise (emu/latency/engine.py)
+    [posterior]                 mean, covariance and noise (emu/latency/posterior.py)
 
 The file depends on the data and the options only: the date is the data's, or the option's.
 """
@@ -21,12 +21,8 @@ from emu.apps.learn.session import Learned
 from emu.apps.shared.posteriorfile import posterior_text, table
 from emu.engines.registry import engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
-    NAMES,
-    EngineModel,
-    Posterior,
-    values_of,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import NAMES, Posterior, values_of
 from emu.process.version import __version__
 from emu.report.atomic import write_text
 

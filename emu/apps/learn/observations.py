@@ -17,10 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.apps.learn.fields import Level
-from emu.latency.engine import (
-    METRICS,
-    Floats,
-)
+from emu.latency.posterior import METRICS, Floats
 
 OVERLOADED_S: Final = 2.0
 _REQUESTS_MIN: Final = 4

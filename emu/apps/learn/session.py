@@ -21,15 +21,8 @@ from emu.apps.learn.fields import Level
 from emu.apps.learn.observations import Observation, means, measured_times, observations_of
 from emu.apps.shared.posterior import Estimate, most_probable, noise_factor
 from emu.errors import InputError
-from emu.latency.engine import (
-    METRICS,
-    PARAMETERS,
-    EngineModel,
-    Floats,
-    Known,
-    values_of,
-    with_values,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import METRICS, PARAMETERS, Floats, Known, values_of, with_values
 
 _ROUNDS_MAX: Final = 6
 _REACH: Final = 4.0

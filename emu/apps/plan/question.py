@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from emu.apps.shared.conditions import Condition
-from emu.catalogue.lookup import GpuSpec, lookup_gpu
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.config.names import did_you_mean
 
 if TYPE_CHECKING:

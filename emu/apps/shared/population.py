@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.apps.shared.posterior import SCALES
-from emu.latency.engine import (
-    Floats,
-)
+from emu.latency.posterior import Floats
 
 
 class RunEvidence(msgspec.Struct, frozen=True):

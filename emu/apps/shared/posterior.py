@@ -18,10 +18,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.latency.engine import (
-    PARAMETERS,
-    Floats,
-)
+from emu.latency.posterior import PARAMETERS, Floats
 
 _HUBER: Final = 2.0
 _FREEDOM: Final = 1.0

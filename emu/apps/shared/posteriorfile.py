@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from emu.latency.engine import (
-    Posterior,
-)
+from emu.latency.posterior import Posterior
 
 
 def posterior_text(posterior: Posterior, name: str) -> str:
