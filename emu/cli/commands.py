@@ -230,8 +230,8 @@ _MEASURED: Final = {
     ),
     "profile": Command(
         "Measure real kernels on the GPU at hand; a bundle for the profile backend.",
-        "emu.cli.systems:ProfileCommand",
-        "emu.cli.systems:profile",
+        "emu.cli.profile:ProfileCommand",
+        "emu.cli.profile:profile",
         "Needs PyTorch (extra `profiler`).",
     ),
     "import-cluster": Command(
@@ -245,13 +245,13 @@ _ASTRA: Final = {
     "collective": Command(
         "Print how many cycles (of 1 ns) a collective takes on an idle network, as ASTRA-Sim"
         " counts.",
-        "emu.cli.systems:CollectiveCommand",
-        "emu.cli.systems:collective",
+        "emu.cli.astra:CollectiveCommand",
+        "emu.cli.astra:collective",
     ),
     "parity": Command(
         "Run LLMServingSim's own loop on the embedded executor; its clock to the nanosecond.",
-        "emu.cli.systems:ParityCommand",
-        "emu.cli.systems:parity",
+        "emu.cli.astra:ParityCommand",
+        "emu.cli.astra:parity",
         "For comparisons with that simulator: its habits (an idle clock in steps of 1 ms, late"
         " arrivals)\nare kept unless `--no-habits` is given. docs/astra-sim.md says which.",
     ),
@@ -260,8 +260,8 @@ _ASTRA: Final = {
 _TOOLS: Final = {
     "trace": Command(
         "Graphs and input files of one batch for ASTRA-Sim, or a graph as text.",
-        "emu.cli.systems:TraceOptions",
-        "emu.cli.systems:trace",
+        "emu.cli.astra:TraceOptions",
+        "emu.cli.astra:trace",
     ),
     "schema": Command(
         "JSON Schema of a configuration or of a sweep file, for editors.",

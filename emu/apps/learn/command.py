@@ -14,12 +14,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.learn.case import Server, save_case, server_of
+from emu.apps.learn.case import save_case
 from emu.apps.learn.emulations import Emulator
 from emu.apps.learn.fields import Level
 from emu.apps.learn.file import About, check_name, save, save_partial
 from emu.apps.learn.levels import read_benchmarks
 from emu.apps.learn.options import LearnOptions
+from emu.apps.learn.server import Server, server_of
 from emu.apps.learn.session import Learned, Session
 from emu.apps.shared.answer import Reply, tell
 from emu.cluster.plan import make_plan

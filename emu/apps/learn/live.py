@@ -17,11 +17,11 @@ from typing import Final
 import anyio
 import msgspec
 
-from emu.apps.learn.case import Server, server_of
 from emu.apps.learn.fields import Level, Sent
 from emu.apps.learn.levels import read_benchmarks
 from emu.apps.learn.options import LearnOptions
 from emu.apps.learn.probe import Limits, Wave, probe, record
+from emu.apps.learn.server import Server, server_of
 from emu.apps.shared.client import Client, parse_url
 from emu.config.names import engine_label
 from emu.engines.registry import nearest_version

@@ -84,7 +84,6 @@ class StreamCall(asyncio.Protocol):
         self._has_head = False
         self._left = -1
 
-    # --- asyncio ------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
         self._transport = cast(asyncio.Transport, transport)
@@ -115,7 +114,6 @@ class StreamCall(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- parsing ------------------------------------------------------------------------------
     def _read_head(self) -> bool:
         end = self._raw.find(b"\r\n\r\n")
         if end < 0:

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from emu.api import Rows
-from emu.apps.shared.points import Base, Task, point_pool, point_store, with_seeds
+from emu.apps.shared.points import (
+    Base,
+    Point,
+    PointResult,
+    PointStore,
+    Task,
+    point_pool,
+    point_store,
+    with_seeds,
+)
 from emu.config.names import toml_text
 from emu.errors import InputError, RunError
 from emu.plugins import is_object, replaced
@@ -51,28 +60,7 @@ def sweep(
         if isinstance(config, Mapping):
             write_text(path, toml_text(replaced(dict(config))))
         base, store = Base(path), point_store(place)
-        tasks: dict[str, Task] = {}
-        order = []
-        is_local = False
-        for point in with_seeds(values, list(seeds)):
-            its = base.config({}, point)
-            key = base.key(its)
-            tasks[key] = Task(key, its, str(path), "")
-            order.append((point, key))
-            is_local |= any(isinstance(v, str) and is_object(v) for v in point.values.values())
-        results = {key: found for key in tasks if (found := store.get(key)) is not None}
-        left = [task for key, task in tasks.items() if key not in results]
-        with point_pool(1 if is_local else jobs, ray) as pool:
-            for result in pool.results(left):
-                if result.is_kept:
-                    store.put(result.key, result)
-                results[result.key] = result
-        for result in results.values():
-            if result.status == "invalid":
-                raise InputError(str(path), None, "", result.error)
-            if result.status == "violated":
-                raise RunError(result.error)
-    rows = [(point, results[key]) for point, key in order]
+        rows = _rows(base, store, with_seeds(values, list(seeds)), jobs, ray)
     names = dict.fromkeys(name for _, result in rows for name in result.figures)
     columns: dict[str, list[Any]] = {}
     for key in dict.fromkeys(name for point, _ in rows for name in point.values):
@@ -83,6 +71,34 @@ def sweep(
     for name in names:
         columns[name] = [result.figures.get(name) for _, result in rows]
     return _table(columns)
+
+
+def _rows(
+    base: Base, store: PointStore, points: Sequence[Point], jobs: int, ray: str | None
+) -> list[tuple[Point, PointResult]]:
+    """The points and what came of them, in their order. Raises InputError, RunError."""
+    tasks: dict[str, Task] = {}
+    order = []
+    is_local = False
+    for point in points:
+        its = base.config({}, point)
+        key = base.key(its)
+        tasks[key] = Task(key, its, base.source, "")
+        order.append((point, key))
+        is_local |= any(isinstance(v, str) and is_object(v) for v in point.values.values())
+    results = {key: found for key in tasks if (found := store.get(key)) is not None}
+    left = [task for key, task in tasks.items() if key not in results]
+    with point_pool(1 if is_local else jobs, ray) as pool:
+        for result in pool.results(left):
+            if result.is_kept:
+                store.put(result.key, result)
+            results[result.key] = result
+    for result in results.values():
+        if result.status == "invalid":
+            raise InputError(base.source, None, "", result.error)
+        if result.status == "violated":
+            raise RunError(result.error)
+    return [(point, results[key]) for point, key in order]
 
 
 def _table(columns: dict[str, list[Any]]) -> Rows:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from emu.apps.whatif.changes import Change
 from emu.apps.whatif.latencies import (
     Distance,
     Latencies,
     Paired,
 )
 from emu.apps.whatif.regret import Decision, Regret
-from emu.apps.whatif.variants import Change
 from emu.report.table import number
 
 

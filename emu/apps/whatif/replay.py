@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from emu.apps.whatif.answer import Alternative, Answer
+from emu.apps.whatif.changes import changes
 from emu.apps.whatif.latencies import (
     distances,
     lines_of,
@@ -18,7 +19,7 @@ from emu.apps.whatif.latencies import (
 )
 from emu.apps.whatif.options import WhatifOptions
 from emu.apps.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
-from emu.apps.whatif.variants import Outcome, Variant, changes, run_variant, with_lines
+from emu.apps.whatif.variants import Outcome, Variant, run_variant, with_lines
 from emu.cluster.plan import make_plan
 from emu.config.check import placing
 from emu.config.names import INPUT_BYTES_MAX, read_file

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,12 +19,8 @@ from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import EmuError
 from emu.process.exits import scratch
-from emu.rng import rng_stream
 from emu.runs.runner import execute
 from emu.workload.items import Line
-
-_BLOCKS: Final = 40
-_RESAMPLES: Final = 1000
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -47,19 +42,6 @@ class Outcome(msgspec.Struct):
     gpu_seconds: float
     cost: float | None
     """In the unit of `nodes.hourly_price`."""
-
-
-class Change(msgspec.Struct, frozen=True):
-    """How much longer requests take than in the replay of the log, ms; negative = less."""
-
-    metric: str
-    mean_ms: float
-    low_ms: float
-    high_ms: float
-    """95 %, a bootstrap over blocks of consecutive requests."""
-    better: float
-    """Part of the requests that are faster by more than 1 %."""
-    worse: float
 
 
 def with_lines(
@@ -136,39 +118,3 @@ def _in_order(rows: Rows, count: int, name: str) -> NDArray[np.int64]:
     values = np.full(count, -1, dtype=np.int64)
     values[rows["request_id"]] = rows[name]
     return values
-
-
-def changes(base: Latencies, other: Latencies, seed: int) -> list[Change]:
-    """Differences of pairs: other - base."""
-    found = []
-    for metric in ("TTFT", "TPOT", "E2E"):
-        mine, theirs = other.of(metric), base.of(metric)
-        both = ~(np.isnan(mine) | np.isnan(theirs))
-        if not both.any():
-            continue
-        difference = (mine - theirs)[both]
-        low, high = block_interval(difference, seed)
-        share = 0.01 * theirs[both]
-        found.append(
-            Change(
-                metric,
-                float(difference.mean()),
-                low,
-                high,
-                float((difference < -share).mean()),
-                float((difference > share).mean()),
-            )
-        )
-    return found
-
-
-def block_interval(values: Floats, seed: int) -> tuple[float, float]:
-    """95 % interval of the mean of values in order of arrival."""
-    blocks = np.array_split(values, min(_BLOCKS, len(values)))
-    sums = np.array([block.sum() for block in blocks])
-    sizes = np.array([len(block) for block in blocks])
-    rng = rng_stream(seed, "whatif.bootstrap")
-    drawn = rng.integers(0, len(blocks), (_RESAMPLES, len(blocks)))
-    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(low), float(high)
