@@ -1,4 +1,4 @@
-"""Commands about ASTRA-Sim and LLMServingSim: graphs of a batch, a collective, a run by its loop."""
+"""Commands about ASTRA-Sim and LLMServingSim: graphs of a batch, a collective, parity runs."""
 
 from __future__ import annotations
 
