@@ -172,10 +172,16 @@ def serve(options: ServeCommand) -> int:
         from emu.apps.serve.house import ServeOptions
         from emu.apps.serve.server import serve_command
 
-    taken = msgspec.convert(options, prepared(ServeOptions), from_attributes=True)
+    given = {
+        **vars(options),
+        "model_name": options.model_name,
+        "model_aliases": options.model_aliases,
+        "fleet": options.fleet,
+        "log_level": options.level,
+    }
     return serve_command(
         options.config,
-        msgspec.structs.replace(taken, log_level=options.level),
+        msgspec.convert(given, prepared(ServeOptions)),
         output=options.output,
         overrides=tuple(options.overrides),
         quiet=options.quiet,
