@@ -60,6 +60,12 @@ class ServeCommand(Settings, Quiet, Logged):
     max_outstanding: Annotated[
         int, Option("More answers under way than this are refused with 429.", at_least=0)
     ] = 8192
+    max_lag_s: Annotated[
+        float,
+        Option(
+            "New calls get 503 while the emulation is so many seconds behind the clock; 0 = never."
+        ),
+    ] = 5.0
     max_body_mib: Annotated[
         float, Option("Longer request bodies are refused with 413, on every path.")
     ] = 16.0
@@ -169,7 +175,7 @@ def serve(options: ServeCommand) -> int:
     from emu.process.prepared import prepared
 
     with needs_extra("serve", "serve"):
-        from emu.apps.serve.house import ServeOptions
+        from emu.apps.serve.options import ServeOptions
         from emu.apps.serve.server import serve_command
 
     given = {

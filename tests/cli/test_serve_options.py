@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import emu.apps.serve.server
+from emu.apps.serve.options import ServeOptions
 from emu.cli import main
 
 
@@ -22,7 +23,7 @@ def test_a_line_of_serve_is_what_the_server_gets(monkeypatch: pytest.MonkeyPatch
     words = "serve c.toml --model-name a b c --ports 9000 --allowed-host h --kv-events 5"
     assert main([*words.split(), "--log-format", "json", "--set", "a=1", "-q"]) == 0
     (plain, _), (given, rest) = seen
-    assert plain == emu.apps.serve.server.ServeOptions()
+    assert plain == ServeOptions()
     assert (given.model_name, given.model_aliases) == ("a", ("b", "c"))
     assert (given.fleet, given.ports, given.allowed_hosts) == (True, 9000, ("h",))
     assert (given.kv_events_port, given.log_level, given.log_format) == (5, "info", "json")
