@@ -40,11 +40,12 @@ from emu.config.schema import (
 )
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
-from emu.kv.blocks import LowerTier, chunk_tokens_for
+from emu.kv.tiers import LowerTier, chunk_tokens_for
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.engine_steps import Intake, OutputStream
+from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.network.topology import Topology
 from emu.replica.ports import Observers
 from emu.replica.prerequisites import TierTraffic
@@ -252,7 +253,7 @@ def build_replica(
         replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
-        from emu.latency.engine_steps import Jitter
+        from emu.latency.jitter import Jitter
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
@@ -567,7 +568,7 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, s
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
         backend = replica.latency
         # A real process is not asked before the run, and stored counts know only its batches.
-        if backend.foreign or getattr(backend, "replays", False):
+        if backend.foreign or abilities_of(backend).replays:
             prefill = 10_000.0
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)

@@ -15,13 +15,15 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import check_dtype
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.features import is_widened
 from emu.config.fleet import STATIC_PARTS, expand_models, prefill_part
 from emu.config.kinds import engine_with, overridden
 from emu.config.names import NO_ENGINE, is_import_path
+from emu.config.own import check_own
 from emu.config.places import placing
 from emu.config.schema import (
     AstraTable,
@@ -44,9 +46,10 @@ from emu.config.schema import (
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
-from emu.kv.grouped import KvLayout, kv_layout
+from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
-from emu.latency.context import LatencyContext, PlainKernels, check_collectives
+from emu.latency.collectives import check_collectives
+from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
@@ -292,8 +295,6 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         )
     for named in plugins_of(config, replicas):
         if imports:
-            from emu.config.own import check_own  # most runs name no class
-
             check_own(named, source)
         else:
             find_plugin(named.path, named.key, source)
@@ -302,7 +303,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
         if isinstance(context.latency, AstraTable):
-            from emu.backends.astra.backend import check_astra  # most runs have no graphs
+            from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
     for replica in replicas:
@@ -479,6 +480,7 @@ def _memory(
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     tp = table.tensor_parallel
     reserve = 0
+    beside = sum(one.reserve_bytes(scheduler, model) for one in features)
     if engine is not None:
         kept = engine.memory.kept(
             model,
@@ -487,7 +489,7 @@ def _memory(
             max_num_seqs=scheduler.requests_max,
             max_num_batched_tokens=scheduler.tokens_max,
         )
-        reserve = kept.total_bytes
+        reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     memory = engine_plan(
         model,
         gpu.memory_gib if engine is None else gpu.reported_gib,
@@ -498,7 +500,7 @@ def _memory(
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + sum(one.reserve_bytes(scheduler, model) for one in features),
+        reserve_bytes=reserve + beside,
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,
@@ -624,7 +626,7 @@ def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: st
     """Weights of a rank that its placement keeps out of GPU memory."""
     if table.placement is None:
         return 0
-    from emu.latency.offload import Placement, bytes_by_device
+    from emu.latency.offload.weights import Placement, bytes_by_device
 
     placement = Placement(table.placement, model.layers, source, key)
     tp = table.tensor_parallel
@@ -782,6 +784,38 @@ def _check_alike(users: list[ReplicaPlan], source: str) -> None:
 
 
 # --- replicas of `[[models]]`, or of a static system (BlitzScale 6.3) -----------------------------
+
+
+def with_limits(config: Config, plan: Plan) -> Config:
+    """The configuration with the keys of schedulers that its engines have filled in.
+
+    They stand in [scheduler] where they are the same everywhere, else in the tables of replicas.
+    A table whose machines have different GPUs, and one of several models, stays as it is.
+    """
+    groups = plan.config.replicas
+    tables: list[list[SchedulerTable]] = [[] for _ in groups]
+    for replica in plan.replicas:
+        known = tables[replica.group]
+        if replica.scheduler not in known:
+            known.append(replica.scheduler)
+    found: list[dict[str, Any]] = []
+    for table, known in zip(groups, tables, strict=True):
+        before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
+        told: dict[str, Any] = msgspec.to_builtins(before)
+        full: dict[str, Any] = msgspec.to_builtins(known[0])
+        changed = {key: value for key, value in full.items() if value != told[key]}
+        found.append(changed if len(known) == 1 else {})
+    is_one = all(one == found[0] for one in found)
+    if is_one and not any("policy" in table.scheduler for table in groups):
+        scheduler = overridden(config.scheduler, found[0])
+        return msgspec.structs.replace(config, scheduler=scheduler)
+    if groups != config.replicas:
+        return config
+    replicas = [
+        msgspec.structs.replace(table, scheduler=table.scheduler | more)
+        for table, more in zip(groups, found, strict=True)
+    ]
+    return msgspec.structs.replace(config, replicas=replicas)
 
 
 def apply_preset(config: Config) -> Config:

@@ -78,9 +78,10 @@ class Eviction(Feature):
     forbids = ((STEPS_BY_THE_RULE, OwnVictims.forbids_cohort),)
     conflicts = (Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} does not ask it; vllm does"),)
     undrawn: ClassVar[Mapping[str, str]] = {
-        _KEY: "has a single word; any other is a class of the user's own"
+        _KEY: "has a single word; any other is a class of the user's own",
+        f"{_KEY}_own": "keys of a class of the user's own",
     }
-    example: ClassVar[Mapping[str, Any]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
+    example: ClassVar[Mapping[str, object]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether a class is asked."""

@@ -9,16 +9,15 @@ and changes of state wake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from heapq import heapify, heappop, heapreplace
 from typing import Any, Final, Protocol
 
 from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import heapify, heappop, heapreplace, partial
 from emu.migration import messages as msg
 from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.transfer import MigratingBatch
-from emu.network.placement import Network, Transfer
+from emu.network.ports import Network, Transfer
 from emu.policy.own import OwnPlacement
 from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved

@@ -32,7 +32,7 @@ from emu.cluster.audit import (
 from emu.cluster.cluster import Cluster
 from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
-from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
+from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of, with_limits
 from emu.cluster.recorder import Recorder
 from emu.config.fleet import is_scaled
 from emu.config.load import effective_dict, load_config
@@ -41,6 +41,7 @@ from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, 
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
 from emu.kernel.life import completed
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.exits import held, sent_to
@@ -170,12 +171,7 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
     from emu.cluster.backends import make_latency
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import (
-        METRICS,
-        PARAMETERS,
-        known_engine,
-        plain_values_of,
-    )
+    from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
     replica = plan.replicas[0]
     latency, bound = replica.latency, replica.bound
@@ -236,7 +232,7 @@ def _times(
 ) -> tuple[float, float]:
     """(TTFT, TPOT) of the typical step with these constants, ns."""
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import with_values
+    from emu.latency.posterior import with_values
 
     count, history, prompt = typical
     drawn = with_values(engine, values)
@@ -360,7 +356,7 @@ def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> li
     """Where iterations may be larger than what was profiled; each once."""
     found: dict[str, None] = {}
     for latency, table in pairs:
-        beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
+        beyond = abilities_of(latency).beyond
         if beyond is not None:
             found[beyond(table.tokens_max, table.requests_max)] = None
     return [warning for warning in found if warning]
@@ -634,7 +630,7 @@ def host_facts(
         "config_file": names.at_home(source),
         "command": names.at_home(origin.command) if origin else None,
         "overrides": names.all_at_home(origin.overrides) if origin else [],
-        **recorded(effective_dict(config), directory),
+        **recorded(effective_dict(with_limits(config, plan)), directory),
         "engines": engine_facts(plan),
         "versions": {
             "emu": __version__,
@@ -669,18 +665,20 @@ def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     return config
 
 
-def kept_apart(config: Config) -> Config:
+def kept_apart(config: Config, source: str) -> Config:
     """The config with a directory of its own, if its directory holds a run of another one.
 
-    A run of the same configuration is replaced: it has the same results.
+    A run of the same configuration is replaced: it has the same results. `source` is what messages
+    call the configuration. Raises InputError as `make_plan` does.
     """
     first = Path(config.output.dir)
     if not first.exists():
         return config
+    whole = with_limits(config, make_plan(config, source, imports=False))
 
     def holds_another(place: Path) -> bool:
         found = find(place, "summary.json")
-        return found is not None and not _is_same(config, found)
+        return found is not None and not _is_same(whole, found)
 
     place = next_free(first, holds_another)
     if place == first:
@@ -702,7 +700,10 @@ def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
 
 
 def _is_same(config: Config, summary: Path) -> bool:
-    """True if a run in the directory of this summary had the same configuration, and ended."""
+    """True if a run in the directory of this summary had the same configuration, and ended.
+
+    `config` has the limits that engines fill in.
+    """
     import json
 
     try:
@@ -733,7 +734,7 @@ def run_command(
 
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     if not force:
-        config = kept_apart(config)
+        config = kept_apart(config, str(path))
     log = make_log(log_level, log_format)
     progress = not quiet and log is None and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]

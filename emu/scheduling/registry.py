@@ -9,7 +9,7 @@ from emu.config.kinds import implementation
 from emu.config.own import make_own
 from emu.config.schema import FcfsTable, OwnSchedulerTable, SchedulerTable, VllmTable
 from emu.errors import PluginError, shown
-from emu.kv.blocks import LowerTier
+from emu.kv.tiers import LowerTier
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.parts import Part

@@ -36,7 +36,7 @@ ELSEWHERE = {
     "vllm": "an engine, and its files",
 }
 """Names of kinds that are also words for something else."""
-OTHERS_WORDS = ("lab/", "apps/fidelity/measured_run.py")
+OTHERS_WORDS = ("lab/", "apps/fidelity/")
 """vLLM has a scheduling policy called fcfs; LLMServingSim's options are its own."""
 NAMES = [
     name for base in (RouterTable, AutoscaleTable, SchedulerTable) for name in KINDS[base].kinds

@@ -10,25 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emu.apps.learn.levels import Level, Sent, workload_text
-from emu.apps.learn.session import (
-    Learned,
-    Session,
-    Times,
-    in_flight,
-    measured_times,
-    observations_of,
-)
+from emu.apps.learn.case import workload_text
+from emu.apps.learn.fields import Level, Sent
+from emu.apps.learn.observations import Times, in_flight, measured_times, observations_of
+from emu.apps.learn.session import Learned, Session
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES, model_from_file
 from emu.errors import InputError
-from emu.latency.engine import (
-    EngineModel,
-    learned_posterior,
-    prior_of,
-    values_of,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import learned_posterior, prior_of, values_of
 from tests.learn.hidden import served, workload
 
 SHIPPED = BUNDLES["vllm-0.15"].model
