@@ -16,7 +16,8 @@ from emu.errors import InputError
 
 if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
-    from emu.workload.tools import Description, Written
+    from emu.workload.statistics import Description
+    from emu.workload.tools import Written
 
 SUMMARY = "Convert, generate, describe, scale and slice workloads"
 
@@ -135,8 +136,8 @@ def describe(
     import msgspec
 
     from emu.workload.opened import open_workload
-    from emu.workload.tools import describe as look
-    from emu.workload.tools import picture
+    from emu.workload.picture import picture
+    from emu.workload.statistics import describe as look
 
     table, source_seed = _table(source, from_, tokenizer, seed)
     workload = open_workload(table, base_dir=Path(), seed=source_seed, config_source=str(source))

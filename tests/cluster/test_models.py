@@ -15,7 +15,7 @@ from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError
 from emu.runs.runner import execute, prepare
-from emu.workload.opened import Naming
+from emu.workload.naming import Naming
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 

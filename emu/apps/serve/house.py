@@ -29,7 +29,7 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.runs.runner import holds_for
 from emu.units import NS_PER_MS, NS_PER_S
-from emu.workload.synthetic import length_sampler
+from emu.workload.lengths import length_sampler
 
 # --- what the operator's page shows over time, and what it knows of single requests ---------------
 # `Trends` takes one point a second of wall time: percentiles of the requests that ended since the

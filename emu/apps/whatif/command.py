@@ -46,7 +46,7 @@ from emu.report.table import number
 from emu.rng import rng_stream
 from emu.units import NS_PER_S
 from emu.workload.items import Line
-from emu.workload.logs import read_log
+from emu.workload.logs.log_reader import read_log
 
 # --- what was found, and how its rows read on the terminal and on the page ------------------------
 # --------------------------------------------------------------------------------------------------

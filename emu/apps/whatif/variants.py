@@ -22,7 +22,7 @@ from emu.process.exits import scratch
 from emu.rng import rng_stream
 from emu.runs.runner import execute
 from emu.workload.items import Line
-from emu.workload.logs import Log, LogRecord, line_of
+from emu.workload.logs.log_record import Log, LogRecord, line_of
 
 # --------------------------------------------------------------------------------------------------
 # The log as a workload with the replicas that served it, and how far the emulation is from it.
