@@ -210,43 +210,43 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- planners -------------------------------------------------------------------------------
     (
         "blitz: up to the top of the interval",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "        change = (interval.low + interval.high + 1) // 2 - count\n",
         "        change = interval.high - count\n",
     ),
     (
         "blitz: bounds of decode swapped",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "    low = max(_ceil(counts.blocks_used, table.decode_upper * blocks), kv_min)\n",
         "    low = max(_ceil(counts.blocks_used, table.decode_lower * blocks), kv_min)\n",
     ),
     (
         "blitz: queued tokens count half",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "    low = max(_ceil(counts.queued_tokens, table.prefill_upper_s * prefill_rate), kv_min)\n",
         "    low = max(_ceil(counts.queued_tokens, 2 * table.prefill_upper_s * prefill_rate), kv_min)\n",
     ),
     (
         "hpa: floor instead of ceiling",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "    return math.ceil(load / target - 1e-9)",
         "    return math.floor(load / target - 1e-9)",
     ),
     (
         "hpa: tolerance of a half",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "_TOLERANCE: Final = 0.1",
         "_TOLERANCE: Final = 0.5",
     ),
     (
         "hpa: loading replicas are ordered twice",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "        ratio = load / (total * target)\n",
         "        ratio = load / (ready * target)\n",
     ),
     (
         "hpa: goes up by the highest recommendation",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=True)",
     ),
@@ -279,19 +279,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- time to live, recovery, clients --------------------------------------------------------
     (
         "host copies never expire",
-        "autoscale/loads.py",
+        "autoscale/host_cache.py",
         "now_ns - self._touched_ns[machine] < self._ttl_ns",
         "now_ns - self._touched_ns[machine] < 1 << 62",
     ),
     (
         "host copies expire at once",
-        "autoscale/loads.py",
+        "autoscale/host_cache.py",
         "        if self._users[machine]:\n            return True\n",
         "",
     ),
     (
         "spares never expire",
-        "autoscale/plans.py",
+        "autoscale/draft.py",
         "self.snapshot.now_ns - view.shut_ns < ttl_ns",
         "self.snapshot.now_ns - view.shut_ns < 1 << 62",
     ),

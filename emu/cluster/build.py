@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from emu.autoscale.loads import HostCache, HostMemory, Weights
-from emu.autoscale.planner import Rates
-from emu.autoscale.scaler import Scaler, ScalerWorld
-from emu.autoscale.snapshot import Action, Site, words
+from emu.autoscale.demand import Rates
+from emu.autoscale.host_cache import HostCache, HostMemory
+from emu.autoscale.loader import Weights
+from emu.autoscale.orders import Action, words
+from emu.autoscale.ports import ScalerWorld
+from emu.autoscale.scaler import Scaler
+from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends
 from emu.cluster.gateway import Dispatch
@@ -56,8 +59,8 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import GIB, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
-    from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
     from emu.cluster.insight import Insight
     from emu.config.schema import Config

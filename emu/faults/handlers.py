@@ -197,7 +197,7 @@ def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica
         sending = [
             source
             for scaler in injector.cluster.scalers
-            for source in scaler.sending()
+            for source in scaler.under_way.sources()
             if source >= 0
         ]
         return replicas[sending[0]] if sending else None

@@ -23,7 +23,7 @@ from emu.request import Request, Status
 from emu.units import s_to_ns
 
 if TYPE_CHECKING:
-    from emu.autoscale.snapshot import Role
+    from emu.autoscale.orders import Role
     from emu.faults.ports import FaultWorld
 
 S = ReplicaState

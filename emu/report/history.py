@@ -18,8 +18,8 @@ from emu.request import Request
 from emu.scheduling.base import Batch, StageSpan
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import Use
-    from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
     from emu.latency.base import Ends
     from emu.network.carrier import Carried

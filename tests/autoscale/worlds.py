@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from emu.autoscale.planner import Demand, Rates, scan
+from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import make_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emu.autoscale.loads import HostCache, HostMemory
+from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError
