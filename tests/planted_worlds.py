@@ -38,7 +38,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler's factor is added, not multiplied",
-        "faults/handlers.py",
+        "faults/replica_faults.py",
         "SlowdownSet(factor=replica.slowdown * fault.factor)",
         "SlowdownSet(factor=replica.slowdown + fault.factor)",
     ),
@@ -50,7 +50,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler stays slow after its end",
-        "faults/handlers.py",
+        "faults/replica_faults.py",
         "        slowdown = replica.slowdown / fault.factor\n",
         "        slowdown = replica.slowdown\n",
     ),
@@ -87,19 +87,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- links ----------------------------------------------------------------------------------
     (
         "a degraded link carries the square of its factor",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "            rate *= factor\n",
         "            rate *= factor * factor\n",
     ),
     (
         "healed links keep their factor",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "            self._factors[link].remove(factor)\n            self._apply(link)\n",
         "            self._factors[link].remove(factor)\n",
     ),
     (
         "a link's delay counts once, however many there are",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "sum(delays)",
         "max(delays, default=0)",
     ),
@@ -117,20 +117,20 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a link goes down once only",
-        "faults/handlers.py",
-        "        if left:\n            injector.later(period_ns, lambda: down(left))\n",
+        "faults/network_faults.py",
+        "        if left:\n            strike.later(period_ns, lambda: down(left))\n",
         "",
     ),
     (
         "a link is down for twice as long",
-        "faults/handlers.py",
-        "            injector.later(period_ns, lambda: up(left - 1))",
-        "            injector.later(2 * period_ns, lambda: up(left - 1))",
+        "faults/network_faults.py",
+        "            strike.later(period_ns, lambda: up(left - 1))",
+        "            strike.later(2 * period_ns, lambda: up(left - 1))",
     ),
     (
         "a partition is never joined",
-        "faults/handlers.py",
-        "        injector.links.cut(pair, False)\n",
+        "faults/network_faults.py",
+        "        strike.links.cut(pair, False)\n",
         "        pass\n",
     ),
     # --- bytes ----------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ OWNERS = {
     "GpuSharing": ("cluster/build.py", ("cluster/build.py",)),
     "TierBook": ("cluster/build.py", ("cluster/build.py",)),
     "Lock": ("kernel/clock.py", ("kernel/clock.py",)),
-    "LinkFaults": ("faults/injector.py", ("faults/injector.py",)),
-    "TransferFaults": ("faults/injector.py", ("faults/injector.py",)),
+    "LinkFaults": ("faults/link_faults.py", ("faults/link_faults.py",)),
+    "TransferFaults": ("faults/transfer_faults.py", ("faults/transfer_faults.py",)),
 }
 SPLIT_FIELDS = (
     *("first_id", "second_id", "destination_id", "reserved", "survivors"),

@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that comes back stays down",
-        "emu/faults/injector.py",
+        "emu/faults/link_faults.py",
         "        for link in links:\n            self._factors[link].remove(factor)\n"
         "            self._apply(link)\n",
         "        for link in links:\n            self._factors[link].remove(factor)\n",
@@ -222,7 +222,7 @@ MUTANTS = (
     ),
     Mutant(
         "a batch that reads KV from a tier does not hear that it is lost",
-        "emu/faults/handlers.py",
+        "emu/faults/control_faults.py",
         "        replica.actor.tell(TierLost(tier=tier))\n",
         "",
     ),

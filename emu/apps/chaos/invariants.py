@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import InvariantViolation
-from emu.faults.ports import census, splits
+from emu.faults.census import census, splits
 from emu.replica.states import CLOSED, ReplicaState
 
 if TYPE_CHECKING:
