@@ -28,7 +28,7 @@ request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 kv/blocks kv/radix
-migration/watcher migration/outbound migration/transfer
+migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels

@@ -32,7 +32,7 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import Parallel, ProfileBackend, ProfileModel
 from emu.latency.profile_bundle import find_bundle, read_bundle
 from emu.latency.roofline import RooflineBackend
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.compare import STATISTICS, Measurement, read_measurement, run_values, statistics
 from emu.report.rundata import read_run
 from emu.runs.runner import execute

@@ -24,7 +24,7 @@ from benchmarks.fidelity import emulate, names
 from benchmarks.fidelity_makespans import MEASURED_S, makespan_s
 from emu.latency import engine, profile
 from emu.latency.engine import ASYNC_SCHEDULING
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 _COMPILED = range(860, 1001, 20)
 _LAYER_US = range(0, 241, 40)

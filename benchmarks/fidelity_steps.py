@@ -37,7 +37,7 @@ from emu.latency.base import BatchShape
 from emu.latency.engine import ASYNC_SCHEDULING
 from emu.latency.profile import ProfileBackend
 from emu.latency.profile_tables import BlockGrid, LayerAttention
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.scheduling.base import Batch
 from emu.scheduling.vllm import VllmScheduler
 

@@ -253,7 +253,7 @@ def run(
     texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
     source = "config"
     if not keep:
-        from emu.process.exits import scratch
+        from emu.process.interrupts import scratch
 
         with scratch("emu-run-") as directory:
             result = run(

@@ -576,7 +576,7 @@ PLANTED = (
     ),
     Planted(
         "a destination that failed is tried first again",
-        "migration/watcher.py",
+        "migration/destinations.py",
         "        if self.failures:\n            candidates = sorted(",
         "        if False:\n            candidates = sorted(",
     ),
@@ -600,7 +600,7 @@ PLANTED = (
     ),
     Planted(
         "a locked replica is shown to a policy of a user's own",
-        "migration/watcher.py",
+        "migration/destinations.py",
         "            if replica is self._source or replica.lock.is_held:\n",
         "            if replica is self._source:\n",
     ),

@@ -28,7 +28,8 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config, RooflineTable
 from emu.errors import InputError
-from emu.process.exits import open_console, scratch, strike_if_lost
+from emu.process.console import open_console
+from emu.process.interrupts import scratch, strike_if_lost
 from emu.report.compare import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
 from emu.runs.runner import execute

@@ -31,7 +31,7 @@ from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.features.page import features_markdown
 from emu.latency.coefficients import kernels_of
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.replica.states import mermaid
 
 

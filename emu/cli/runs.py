@@ -253,7 +253,7 @@ def compare(
     emu compare runs/static runs/live --html compare.html
     emu compare runs/reproduced --measured requests.jsonl
     """
-    from emu.process.exits import open_console
+    from emu.process.console import open_console
 
     if measured is None and html is None and all((run / "seeds.json").exists() for run in runs):
         from emu.apps.sweeps.repeats import compare_seeds, print_seeds

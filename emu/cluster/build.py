@@ -66,8 +66,10 @@ if TYPE_CHECKING:
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.features.base import Column, Door
+    from emu.migration.destinations import OnTaken
     from emu.migration.live import LiveMigrator, LiveWorld
-    from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
+    from emu.migration.ports import MigrationWorld
+    from emu.migration.watcher import Watcher
     from emu.report.history import History
 
 
@@ -379,8 +381,9 @@ def build_watchers(
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
     if all(plan.role == "colocated" for plan in shared.plan.replicas):
         return {}
+    from emu.migration.destinations import Destinations
     from emu.migration.outbound import Kv
-    from emu.migration.watcher import Destinations, Watcher, name_of
+    from emu.migration.watcher import Watcher, name_of
 
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from emu.process.exits import PIPE_COLUMNS
+from emu.process.console import PIPE_COLUMNS
 from emu.report.summary import STATISTICS, Summary
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from emu.config.names import is_file_path, json_object, read_input
 from emu.config.schema import Config
 from emu.errors import InputError, RunError, needs_extra
 from emu.plugins import look_in
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import find, write_bytes
 from emu.report.summary import read_summary

@@ -43,7 +43,7 @@ from emu.kernel.clock import Kernel
 from emu.kernel.life import completed
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
-from emu.process.exits import held, sent_to
+from emu.process.interrupts import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps
@@ -170,12 +170,7 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
     from emu.cluster.backends import make_latency
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import (
-        METRICS,
-        PARAMETERS,
-        known_engine,
-        plain_values_of,
-    )
+    from emu.latency.engine import METRICS, PARAMETERS, known_engine, plain_values_of
 
     replica = plan.replicas[0]
     latency, bound = replica.latency, replica.bound
@@ -768,7 +763,7 @@ def run_command(
 
 def _print_summary(summary: Summary) -> Callable[[str], object]:
     """The tables; returns what prints the lines below them."""
-    from emu.process.exits import is_plain, open_console
+    from emu.process.console import is_plain, open_console
     from emu.report.table import plain_summary, print_summary
 
     text = plain_summary(summary) if is_plain() else None

@@ -18,7 +18,7 @@ from emu.apps.chaos.campaign import Job, campaign
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds import draw_world
 from emu.process import exits
-from emu.process.exits import held, scratch, sigterm_interrupts
+from emu.process.interrupts import held, scratch, sigterm_interrupts
 
 NUMBERS = pytest.mark.parametrize("number", exits.ENDING, ids=lambda number: number.name)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from emu.catalogue.sizes import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
-from emu.process.exits import PIPE_COLUMNS
+from emu.process.console import PIPE_COLUMNS
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog, RequestStats
 from emu.report.runfiles import VALUES_MAX, read_gaps, write_gaps

@@ -24,7 +24,7 @@ from emu.backends.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind
 from emu.errors import InputError, RunError
 from emu.network.collectives import collective_ns, congested_ns
 from emu.network.rounds import CollectiveSystem, Kind, NetworkDim, rank_count
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 _TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")
 _FINISHED: Final = re.compile(r"sys\[\d+\] finished, (\d+) cycles")

@@ -722,7 +722,7 @@ def run_experiment(
     quiet: bool = False,
 ) -> int:
     """Run one experiment. Raises InputError for an unknown name, cluster or page."""
-    from emu.process.exits import open_console
+    from emu.process.console import open_console
 
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)

@@ -54,7 +54,7 @@ from emu.apps.fidelity.points.table import tables_below
 from emu.apps.fidelity.runs import METRICS, MeasuredRun, Unread
 from emu.engines.registry import engine_text
 from emu.errors import InputError, printable
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 _NAMES = {
     "ttft": "TTFT",

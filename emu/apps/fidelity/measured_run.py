@@ -35,7 +35,7 @@ from emu.config.load import load_config
 from emu.config.names import json_object, read_input
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.compare import (
     compare_with,
     number_of,

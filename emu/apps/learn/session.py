@@ -27,9 +27,9 @@ from emu.latency.engine import (
     values_of,
     with_values,
 )
-from emu.process.exits import scratch
-from emu.process.pool import Workers
+from emu.process.interrupts import scratch
 from emu.process.version import __version__
+from emu.process.workers import Workers
 from emu.report.atomic import write_text
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute

@@ -48,7 +48,7 @@ from emu.config.load import config_from_dict
 from emu.config.names import toml_text
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
 from emu.report.drawn import mean_of
 from emu.rng import rng_stream

@@ -32,7 +32,7 @@ from emu.config.names import toml_text
 from emu.config.schema import Config, ModelTable, SchedulerTable, VllmTable
 from emu.config.tables import Dtype
 from emu.errors import InputError
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.atomic import write_text
 from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
 from emu.report.html import page

@@ -57,7 +57,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
-from emu.process.exits import sent_to
+from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, next_free, write_results

@@ -43,7 +43,7 @@ from emu.config.schema import Config
 from emu.config.tables import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError, needs_extra
 from emu.plugins import is_object, replaced
-from emu.process.exits import scratch, strike_if_lost
+from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of
 from emu.report.atomic import write_text
 from emu.report.drawn import Draws

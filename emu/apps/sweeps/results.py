@@ -23,7 +23,7 @@ from rich.text import Text
 from emu.apps.sweeps.drive import Answer, Row, SweepResult, run_sweep
 from emu.apps.sweeps.sweepfile import parse_conditions
 from emu.errors import InputError, needs_extra
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.chart import (
     PALETTE,

@@ -35,7 +35,7 @@ from emu.config.check import placing
 from emu.config.names import INPUT_BYTES_MAX, read_file
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.report.atomic import write_text
 from emu.report.chart import Chart

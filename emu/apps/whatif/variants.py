@@ -18,7 +18,7 @@ from emu.api import Rows, load
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.rng import rng_stream
 from emu.runs.runner import execute
 from emu.workload.items import Line

@@ -29,7 +29,7 @@ from emu.backends.astra.executor import Answer, FrontEnd
 from emu.backends.astra.inputs import UPSTREAM_SCALE, InputFiles, InputSetup, write_inputs
 from emu.backends.astra.trace import Graph, Node, NodeKind
 from emu.errors import InputError, RunError
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 # --------------------------------------------------------------------------------------------------
 # A real ASTRA-Sim as a child process: starting it, its lines, its end.
