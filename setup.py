@@ -40,7 +40,7 @@ replica/flight/member replica/flight/awaiting replica/flight/measured replica/fl
 replica/flight/layered replica/flight/relay
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
-report/records report/itl report/csvtext
+report/sums report/records report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 
 

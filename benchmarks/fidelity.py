@@ -33,7 +33,9 @@ from emu.latency.profile import Parallel, ProfileBackend, ProfileModel
 from emu.latency.profile_bundle import find_bundle, read_bundle
 from emu.latency.roofline import RooflineBackend
 from emu.process.console import open_console
-from emu.report.compare import STATISTICS, Measurement, read_measurement, run_values, statistics
+from emu.report.compare import STATISTICS, statistics
+from emu.report.measured import run_values
+from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 

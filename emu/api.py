@@ -217,7 +217,7 @@ class Result:
 
     def write_report(self) -> Path:
         """(Re)write report.html; its path."""
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         return write_report(self.directory)
 

@@ -30,7 +30,8 @@ from emu.config.schema import Config, RooflineTable
 from emu.errors import InputError
 from emu.process.console import open_console
 from emu.process.interrupts import scratch, strike_if_lost
-from emu.report.compare import Measurement, read_measurement, run_values
+from emu.report.measured import run_values
+from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 

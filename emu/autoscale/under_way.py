@@ -1,4 +1,4 @@
-"""Loads under way: from which replicas weights are sent, to which they come, who is waited for.
+"""Loads under way: from which replicas weights are sent, to which they come, which are waited for.
 
 Plans read the marks: a replica sends over a network once and loads once at a time. Every load that
 the scaler has ordered is in these books from the order until all its weights are there or it is
@@ -69,7 +69,7 @@ class LoadsUnderWay:
             self._awaited.append((active, list(active.open_targets)))
 
     def take_up(self, active: ActiveLoad) -> None:
-        """A load that had begun before these books: those who have their weights are through."""
+        """A load that had begun before these books: those that have their weights are through."""
         self.mark(active.load)
         for target in active.load.targets:
             if target.replica not in active.open_targets:

@@ -217,7 +217,7 @@ def report(run: Path) -> int:
     run
         Directory of a run.
     """
-    from emu.report.html import write_report
+    from emu.report.run_page import write_report
 
     print(write_report(run))
     return 0
@@ -276,14 +276,14 @@ def compare(
     if json:
         return _compare_json(runs, measured, html, seed)
     if measured is not None:
-        from emu.report.compare import compare_measured, print_measured
+        from emu.report.measured import compare_measured, print_measured
 
         if len(runs) != 1:
             raise InputError("compare", None, "--measured", "takes one run")
         if html is None:
             print_measured(compare_measured(runs[0], measured), console)
             return 0
-        from emu.report.html import write_measured
+        from emu.report.measured_page import write_measured
 
         print_measured(write_measured(html, runs[0], measured), console)
         console.print(f"page: {html}", soft_wrap=True)
@@ -291,7 +291,7 @@ def compare(
     from emu.report.compare import compare_runs, print_comparison
 
     if html is not None:
-        from emu.report.html import write_comparison
+        from emu.report.compare_page import write_comparison
 
         print_comparison(write_comparison(html, runs, seed), console)
         console.print(f"page: {html}", soft_wrap=True)
@@ -301,7 +301,8 @@ def compare(
 
 
 def _compare_json(runs: list[Path], measured: Path | None, html: Path | None, seed: int) -> int:
-    from emu.report.compare import compare_measured, compare_runs
+    from emu.report.compare import compare_runs
+    from emu.report.measured import compare_measured
 
     if html is not None:
         raise InputError("compare", None, "--json", "cannot be given together with --html")

@@ -278,7 +278,7 @@ def _tell(written: Written, output: Path, format: str) -> int:
 
 def _picture_svg(d: Description) -> str:
     """Rate over time, and the lengths of prompts and outputs."""
-    from emu.report.figures import Bars, Line, Panel, svg
+    from emu.report.page.panels import Bars, Line, Panel, svg
 
     starts_s = [d.first_s + index * d.rate_bin_s for index in range(len(d.rates_per_s))]
     panels = [

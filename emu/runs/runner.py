@@ -46,7 +46,8 @@ from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
-from emu.report.runfiles import write_experts, write_flows, write_gaps
+from emu.report.gap_file import write_gaps
+from emu.report.runfiles import write_experts, write_flows
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
 from emu.runs.inputs import Names, recorded
 from emu.units import NS_PER_S
@@ -500,7 +501,7 @@ def execute(
     if summary.rejected * 2 > ended and not workload.notes.rejected:
         print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
     if wants_report:
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
     return RunResult(

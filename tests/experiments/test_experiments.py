@@ -11,7 +11,7 @@ import pytest
 
 from emu.apps.experiments.scaling import _interval, _verdict, run_experiment
 from emu.errors import InputError
-from emu.report.figures import Bars, Line, Panel, svg
+from emu.report.page.panels import Bars, Line, Panel, svg
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ from emu.apps.sweeps.results import (
     write_page,
 )
 from emu.cli import main
-from emu.report.html import breakable
+from emu.report.page.pages import breakable
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

@@ -39,8 +39,9 @@ from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError
 from emu.report.atomic import write_text
-from emu.report.figures import Bars, Line, Panel, svg
-from emu.report.summary import ModelFigures, Summary
+from emu.report.model_figures import ModelFigures
+from emu.report.page.panels import Bars, Line, Panel, svg
+from emu.report.summary import Summary
 from emu.runs.runner import execute
 from emu.units import GIB
 

@@ -36,14 +36,8 @@ from emu.config.names import json_object, read_input
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
 from emu.process.console import open_console
-from emu.report.compare import (
-    compare_with,
-    number_of,
-    print_measured,
-    read_measurement,
-    records,
-    request_ids,
-)
+from emu.report.measured import compare_with, print_measured
+from emu.report.measurement import number_of, read_measurement, records, request_ids
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 
@@ -396,7 +390,7 @@ def _measured_request(
 # `emu reproduce DIR`: a measured run of vLLM emulated from its own record, and compared with it.
 #
 # Writes a configuration and a workload that can be changed and run again, runs them, and prints the
-# comparison (`report/compare.py`).
+# comparison (`report/measured.py`).
 
 
 def reproduce_command(

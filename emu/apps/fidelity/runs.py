@@ -22,7 +22,8 @@ from emu.config.load import config_from_text
 from emu.config.names import read_input
 from emu.engines.registry import engine_named
 from emu.errors import InputError
-from emu.report.compare import Measurement, read_measurement, run_values
+from emu.report.measured import run_values
+from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.units import NS_PER_MS, NS_PER_S
 

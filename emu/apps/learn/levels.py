@@ -32,7 +32,7 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.names import read_input
 from emu.engines.registry import engine_named
 from emu.errors import InputError
-from emu.report.compare import request_ids
+from emu.report.measurement import request_ids
 from emu.rng import rng_stream
 from emu.units import NS_PER_S
 

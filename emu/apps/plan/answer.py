@@ -50,7 +50,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
-from emu.report.drawn import mean_of
+from emu.report.intervals import mean_of
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS, NS_PER_S
 from emu.workload.opened import Workload, open_workload

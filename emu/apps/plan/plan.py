@@ -34,8 +34,8 @@ from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.process.console import open_console
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
-from emu.report.html import page
+from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
+from emu.report.page.pages import page
 from emu.report.table import number
 
 # --- manifests: Kubernetes, NVIDIA Dynamo, llm-d. Pure --------------------------------------------

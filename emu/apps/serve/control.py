@@ -47,7 +47,7 @@ from emu.errors import InputError
 from emu.process.prepared import prepared
 from emu.replica.states import GPU_ROLE, ReplicaState
 from emu.replica.view import ReplicaHandle
-from emu.report.html import live_page
+from emu.report.page.pages import live_page
 from emu.units import NS_PER_S
 
 # --- the control interface ------------------------------------------------------------------------

@@ -360,7 +360,7 @@ class LiveServer:
             raise error
         files.publish()
         if self.config.output.report:
-            from emu.report.html import write_report
+            from emu.report.run_page import write_report
 
             write_report(self.directory / "run")
 

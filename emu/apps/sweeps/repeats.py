@@ -33,13 +33,12 @@ from emu.report.drawn import (
     SOURCES,
     Draws,
     Interval,
-    Mean,
     interval_of,
     interval_text,
-    mean_of,
     share_text,
     shown,
 )
+from emu.report.intervals import Mean, mean_of
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.runs.runner import Origin, adjust, execute
@@ -382,7 +381,7 @@ def run_draws(
     save(top, result)
     store.remove()
     if report:
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         write_report(top)
     return result

@@ -25,7 +25,10 @@ from emu.apps.sweeps.sweepfile import parse_conditions
 from emu.errors import InputError, needs_extra
 from emu.process.console import open_console
 from emu.report.atomic import write_bytes, write_text, writing
-from emu.report.chart import (
+from emu.report.csvtext import quote, text_cell
+from emu.report.drawn import SHOWN, better_part, interval_text, share_text
+from emu.report.intervals import Mean, mean_of
+from emu.report.page.chart import (
     PALETTE,
     Chart,
     Limit,
@@ -37,9 +40,7 @@ from emu.report.chart import (
     short,
     spread_axis,
 )
-from emu.report.csvtext import quote, text_cell
-from emu.report.drawn import SHOWN, Mean, better_part, interval_text, mean_of, share_text
-from emu.report.html import page
+from emu.report.page.pages import page
 from emu.report.table import number
 
 

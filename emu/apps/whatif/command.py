@@ -38,10 +38,10 @@ from emu.errors import InputError, RunError
 from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.report.atomic import write_text
-from emu.report.chart import Chart
-from emu.report.charts import LATENCY_NAMES, cdf_chart, cdf_points
-from emu.report.drawn import t_quantile
-from emu.report.html import page
+from emu.report.intervals import t_quantile
+from emu.report.latency_charts import LATENCY_NAMES, cdf_chart, cdf_points
+from emu.report.page.chart import Chart
+from emu.report.page.pages import page
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.units import NS_PER_S

@@ -55,7 +55,7 @@ def as_optional(value: object, field: str) -> dict[str, object]:
 
 
 def count_of(row: Fields, field: str, *, least: int = 0) -> int:
-    """A whole number that is there."""
+    """A whole number that is there, `least` or above."""
     value = _number(row.get(field))
     if type(value) is not int or not least <= value <= _MOST:
         raise Wrong(field, "missing" if value is None else _no_count(value, least))
