@@ -467,6 +467,7 @@ def _memory(
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     tp = table.tensor_parallel
     reserve = 0
+    beside = sum(one.reserve_bytes(scheduler, model) for one in features)
     if engine is not None:
         kept = engine.memory.kept(
             model,
@@ -475,7 +476,7 @@ def _memory(
             max_num_seqs=scheduler.requests_max,
             max_num_batched_tokens=scheduler.tokens_max,
         )
-        reserve = kept.total_bytes
+        reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     memory = engine_plan(
         model,
         gpu.memory_gib if engine is None else gpu.reported_gib,
@@ -486,7 +487,7 @@ def _memory(
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + sum(one.reserve_bytes(scheduler, model) for one in features),
+        reserve_bytes=reserve + beside,
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,
@@ -764,6 +765,38 @@ def _check_alike(users: list[ReplicaPlan], source: str) -> None:
 
 
 # --- replicas of `[[models]]`, or of a static system (BlitzScale 6.3) -----------------------------
+
+
+def with_limits(config: Config, plan: Plan) -> Config:
+    """The configuration with the keys of schedulers that its engines have filled in.
+
+    They stand in [scheduler] where they are the same everywhere, else in the tables of replicas.
+    A table whose machines have different GPUs, and one of several models, stays as it is.
+    """
+    groups = plan.config.replicas
+    tables: list[list[SchedulerTable]] = [[] for _ in groups]
+    for replica in plan.replicas:
+        known = tables[replica.group]
+        if replica.scheduler not in known:
+            known.append(replica.scheduler)
+    found: list[dict[str, Any]] = []
+    for table, known in zip(groups, tables, strict=True):
+        before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
+        told: dict[str, Any] = msgspec.to_builtins(before)
+        full: dict[str, Any] = msgspec.to_builtins(known[0])
+        changed = {key: value for key, value in full.items() if value != told[key]}
+        found.append(changed if len(known) == 1 else {})
+    is_one = all(one == found[0] for one in found)
+    if is_one and not any("policy" in table.scheduler for table in groups):
+        scheduler = overridden(config.scheduler, found[0])
+        return msgspec.structs.replace(config, scheduler=scheduler)
+    if groups != config.replicas:
+        return config
+    replicas = [
+        msgspec.structs.replace(table, scheduler=table.scheduler | more)
+        for table, more in zip(groups, found, strict=True)
+    ]
+    return msgspec.structs.replace(config, replicas=replicas)
 
 
 def apply_preset(config: Config) -> Config:

@@ -32,7 +32,7 @@ from emu.cluster.audit import (
 from emu.cluster.cluster import Cluster
 from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
-from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
+from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of, with_limits
 from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
@@ -630,7 +630,7 @@ def host_facts(
         "config_file": names.at_home(source),
         "command": names.at_home(origin.command) if origin else None,
         "overrides": names.all_at_home(origin.overrides) if origin else [],
-        **recorded(effective_dict(config), directory),
+        **recorded(effective_dict(with_limits(config, plan)), directory),
         "engines": engine_facts(plan),
         "versions": {
             "emu": __version__,
@@ -665,18 +665,20 @@ def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     return config
 
 
-def kept_apart(config: Config) -> Config:
+def kept_apart(config: Config, source: str) -> Config:
     """The config with a directory of its own, if its directory holds a run of another one.
 
-    A run of the same configuration is replaced: it has the same results.
+    A run of the same configuration is replaced: it has the same results. `source` is what messages
+    call the configuration. Raises InputError as `make_plan` does.
     """
     first = Path(config.output.dir)
     if not first.exists():
         return config
+    whole = with_limits(config, make_plan(config, source, imports=False))
 
     def holds_another(place: Path) -> bool:
         found = find(place, "summary.json")
-        return found is not None and not _is_same(config, found)
+        return found is not None and not _is_same(whole, found)
 
     place = next_free(first, holds_another)
     if place == first:
@@ -698,7 +700,10 @@ def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
 
 
 def _is_same(config: Config, summary: Path) -> bool:
-    """True if a run in the directory of this summary had the same configuration, and ended."""
+    """True if a run in the directory of this summary had the same configuration, and ended.
+
+    `config` has the limits that engines fill in.
+    """
     import json
 
     try:
@@ -729,7 +734,7 @@ def run_command(
 
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     if not force:
-        config = kept_apart(config)
+        config = kept_apart(config, str(path))
     log = make_log(log_level, log_format)
     progress = not quiet and log is None and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
