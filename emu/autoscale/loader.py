@@ -26,7 +26,7 @@ from emu.autoscale.orders import Load, Method, Target
 from emu.autoscale.stripes import STRIPE_BYTES, StripeJoin, stripe_bytes
 from emu.kernel.clock import PRIORITY_NETWORK, Kernel
 from emu.network.carrier import Carried, Carrier
-from emu.network.placement import Grid, shard_paths
+from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import MIB, ms_to_ns
 

@@ -36,6 +36,7 @@ def serve(
     output_tokens: Count = 0,
     early_stop: Annotated[bool, Parameter(negative=())] = False,
     max_outstanding: Count = 8192,
+    max_lag_s: float = 5.0,
     max_body_mib: float = 16.0,
     max_recording_mib: float = 1024.0,
     header_timeout_s: Seconds = 10.0,
@@ -87,6 +88,8 @@ def serve(
         Answers may end before the client's limit, as drawn from the distribution.
     max_outstanding
         More answers under way than this are refused with 429.
+    max_lag_s
+        New calls get 503 while the emulation is so many seconds behind the clock; 0 = never.
     max_body_mib
         Longer request bodies are refused with 413, on every path.
     max_recording_mib
@@ -128,7 +131,7 @@ def serve(
         Log to standard error from this level on; off without it (info with --log-format json).
     """
     with needs_extra("serve", "serve"):
-        from emu.apps.serve.house import ServeOptions
+        from emu.apps.serve.options import ServeOptions
         from emu.apps.serve.server import serve_command
 
     options = ServeOptions(
@@ -143,6 +146,7 @@ def serve(
         output_tokens=output_tokens,
         early_stop=early_stop,
         max_outstanding=max_outstanding,
+        max_lag_s=max_lag_s,
         max_body_mib=max_body_mib,
         max_recording_mib=max_recording_mib,
         header_timeout_s=header_timeout_s,
@@ -395,7 +399,7 @@ def import_cluster(
     output
         Write the configuration here instead.
     """
-    from emu.backends.llmservingsim import import_cluster as convert
+    from emu.backends.llmservingsim.convert import import_cluster as convert
 
     text = convert(file, profiles.absolute() if profiles is not None else None)
     if output is None:
@@ -537,8 +541,9 @@ def profile(
     max_context
         Longest history.
     """
-    from emu.apps.profiler import Limits, ProfileOptions, degrees
-    from emu.apps.profiler import profile as measure
+    from emu.apps.profiler.grid import Limits
+    from emu.apps.profiler.measure import ProfileOptions, degrees
+    from emu.apps.profiler.measure import profile as measure
 
     limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
     options = ProfileOptions(
@@ -758,9 +763,9 @@ def parity(
     habits
         Keep what the original does by accident.
     """
-    from emu.backends.astra.trace import QUIRKS
+    from emu.backends.astra.convert import QUIRKS
     from emu.lab.parity.command import run_parity
-    from emu.lab.parity.run import ParityOptions
+    from emu.lab.parity.instance import ParityOptions
 
     options = ParityOptions(
         max_num_seqs=max_num_seqs,

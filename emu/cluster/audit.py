@@ -22,7 +22,8 @@ from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
-    from emu.latency.offload import OffloadedBackend, PimDevice
+    from emu.latency.offload.backend import OffloadedBackend
+    from emu.latency.offload.pim import PimDevice
 
 # --------------------------------------------------------------------------------------------------
 # Energy of a run by part of the machine, from what the run's books say.
@@ -58,7 +59,7 @@ def energy_j(
     end_ns: int,
 ) -> dict[str, float]:
     """Energy of the whole cluster from the start to `end_ns`."""
-    from emu.latency.offload import OffloadedBackend
+    from emu.latency.offload.backend import OffloadedBackend
 
     seconds = end_ns / NS_PER_S
     machines = plan.topology.machines
@@ -156,7 +157,7 @@ def _attended_bytes(latency: OffloadedBackend, plan: ReplicaPlan, replica: Repli
 
 
 def _device(name: str) -> PimDevice:
-    from emu.latency.offload import pim_device
+    from emu.latency.offload.pim import pim_device
 
     return pim_device(name, "config", "nodes.pim")
 

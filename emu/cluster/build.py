@@ -36,11 +36,12 @@ from emu.config.names import is_import_path
 from emu.config.schema import AutoscaleTable
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
-from emu.kv.blocks import LowerTier, chunk_tokens_for
+from emu.kv.tiers import LowerTier, chunk_tokens_for
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.engine_steps import Intake, OutputStream
+from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.ports import Observers
@@ -248,7 +249,7 @@ def build_replica(
         replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
-        from emu.latency.engine_steps import Jitter
+        from emu.latency.jitter import Jitter
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
@@ -562,7 +563,7 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, s
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
         backend = replica.latency
         # A real process is not asked before the run, and stored counts know only its batches.
-        if backend.foreign or getattr(backend, "replays", False):
+        if backend.foreign or abilities_of(backend).replays:
             prefill = 10_000.0
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)

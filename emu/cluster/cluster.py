@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
-from emu.catalogue.sizes import model_flops
+from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     GpuSharing,

@@ -15,9 +15,10 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import check_dtype
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.check import engine_with, overridden, placing
 from emu.config.features import is_widened
 from emu.config.names import NO_ENGINE, is_import_path
@@ -37,9 +38,10 @@ from emu.config.schema import (
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
-from emu.kv.grouped import KvLayout, kv_layout
+from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
-from emu.latency.context import LatencyContext, PlainKernels, check_collectives
+from emu.latency.collectives import check_collectives
+from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
@@ -290,7 +292,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
         if context.latency.backend == "astra-sim":
-            from emu.backends.astra.backend import check_astra  # most runs have no graphs
+            from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
     for replica in replicas:
@@ -613,7 +615,7 @@ def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: st
     """Weights of a rank that its placement keeps out of GPU memory."""
     if table.placement is None:
         return 0
-    from emu.latency.offload import Placement, bytes_by_device
+    from emu.latency.offload.weights import Placement, bytes_by_device
 
     placement = Placement(table.placement, model.layers, source, key)
     tp = table.tensor_parallel

@@ -14,7 +14,7 @@ import msgspec
 
 from emu.config.schema import FaultTable
 from emu.network.carrier import Carrier
-from emu.network.placement import Fate
+from emu.network.fates import Fate
 from emu.units import ms_to_ns
 
 if TYPE_CHECKING:

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from emu.catalogue.lookup import GpuSpec
+from msgspec.structs import asdict
+
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
-from emu.config.features import Problem, keys_of
+from emu.config.features import Problem, Struct, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Table
 from emu.errors import InputError
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 """A configuration as plain tables."""
+Figures = Mapping[str, Any]
+"""A part of `summary.json`."""
 
 
 class Place(Protocol):
@@ -132,7 +136,7 @@ class Feature:
     """What it does, in a sentence."""
     guide: ClassVar[str] = ""
     """The page that explains it, below docs/."""
-    keys: ClassVar[tuple[tuple[type[Any], type[Table]], ...]] = ()
+    keys: ClassVar[tuple[tuple[Struct, type[Table]], ...]] = ()
     """Its configuration, see `ConfigPart`."""
     switch: ClassVar[str] = ""
     """What must be said for the other keys to mean anything; empty: each means something alone."""
@@ -143,19 +147,17 @@ class Feature:
     """What requests of a workload may ask for because of it (`Facts.asks`)."""
     files: ClassVar[tuple[str, ...]] = ()
     """Configurations, corpus and pages that mean nothing without it, from the root."""
-    example: ClassVar[Mapping[str, Any]] = {}
+    example: ClassVar[Mapping[str, object]] = {}
     """Tables that switch it on in a small cluster."""
     undrawn: ClassVar[Mapping[str, str]] = {}
     """Keys, dotted, that no random world has, and why."""
-    values: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    values: ClassVar[Mapping[str, Sequence[object]]] = {}
     """Keys of [scheduler] that random worlds vary, each with its values."""
 
-    # --- configuration ------------------------------------------------------------------------
     def problems(self, config: Config) -> Iterable[Problem]:
         """What is wrong across keys, as far as it needs no catalogue."""
         return ()
 
-    # --- planning -----------------------------------------------------------------------------
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether replicas of this configuration, with this scheduler, have it."""
         raise NotImplementedError
@@ -188,9 +190,9 @@ class Feature:
         """Refuse keys of a feature that is off."""
         for table, keys in self.keys if self.switch else ():
             if isinstance(scheduler, table):
-                given, default = keys_of(scheduler, keys), keys()
+                given, default = asdict(keys_of(scheduler, keys)), asdict(keys())
                 for name in keys.__struct_fields__:
-                    if getattr(given, name) != getattr(default, name):
+                    if given[name] != default[name]:
                         problem = f"means nothing without {self.switch}"
                         raise InputError(source, None, f"scheduler.{name}", problem)
 
@@ -227,7 +229,6 @@ class Feature:
         """Memory that the engine keeps for it on every rank, beside what it keeps anyway."""
         return 0
 
-    # --- building -----------------------------------------------------------------------------
     def pass_part(self, place: Place, config: Config) -> PassPart | None:
         """What it adds to the passes of a replica; None = they take as long as without it."""
         return None
@@ -240,7 +241,6 @@ class Feature:
         """What requests pass at the gateway because of it."""
         return None
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """What `emu validate` says of it, by name."""
         return {}
@@ -256,12 +256,11 @@ class Feature:
     section: ClassVar[str] = ""
     """Its key in `summary.json`."""
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """Its line in the table of a run: a title, and the figures in words. `number` writes one
         as the table does."""
         return ("", "")
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

@@ -11,8 +11,8 @@ search.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heapreplace
 
+from emu.kernel.natives import heapify, heappop, heapreplace
 from emu.migration.ports import MigrationWorld
 from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.view import ReplicaHandle, View

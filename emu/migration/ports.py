@@ -8,7 +8,7 @@ from typing import Protocol
 from emu.kernel.clock import Kernel
 from emu.migration.messages import Event
 from emu.migration.transfer import MigratingBatch
-from emu.network.placement import Network
+from emu.network.ports import Network
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 

@@ -9,14 +9,14 @@ and changes of state wake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor
+from emu.kernel.natives import partial
 from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.ports import MigrationWorld
-from emu.network.placement import Transfer
+from emu.network.ports import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.relay_board import SplitBatch
 from emu.replica.states import ReplicaState

@@ -41,6 +41,7 @@ from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, 
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
 from emu.kernel.life import completed
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
@@ -171,7 +172,7 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
     from emu.cluster.backends import make_latency
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import METRICS, PARAMETERS, known_engine, plain_values_of
+    from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
     replica = plan.replicas[0]
     latency, bound = replica.latency, replica.bound
@@ -232,7 +233,7 @@ def _times(
 ) -> tuple[float, float]:
     """(TTFT, TPOT) of the typical step with these constants, ns."""
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import with_values
+    from emu.latency.posterior import with_values
 
     count, history, prompt = typical
     drawn = with_values(engine, values)
@@ -356,7 +357,7 @@ def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> li
     """Where iterations may be larger than what was profiled; each once."""
     found: dict[str, None] = {}
     for latency, table in pairs:
-        beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
+        beyond = abilities_of(latency).beyond
         if beyond is not None:
             found[beyond(table.tokens_max, table.requests_max)] = None
     return [warning for warning in found if warning]
