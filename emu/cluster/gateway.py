@@ -25,7 +25,7 @@ from emu.request import Request, Status
 from emu.routing.policies import LoadOrder, Router, Signal, reads_of
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import ms_to_ns
-from emu.workload.items import Following
+from emu.workload.session import Following
 
 if TYPE_CHECKING:
     from emu.features.base import Door

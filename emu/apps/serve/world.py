@@ -34,7 +34,7 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 from emu.units import NS_PER_S
-from emu.workload.items import NOTHING_FOLLOWS, Following
+from emu.workload.session import NOTHING_FOLLOWS, Following
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
