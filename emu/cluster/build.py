@@ -33,7 +33,14 @@ from emu.cluster.plan import (
     tier_users,
 )
 from emu.config.names import is_import_path
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import (
+    AutoscaleTable,
+    BlitzTable,
+    CarriedTable,
+    FcfsTable,
+    HpaTable,
+    ProfileTable,
+)
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.tiers import LowerTier, chunk_tokens_for
@@ -43,7 +50,6 @@ from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
 from emu.network.grids import Grid
 from emu.network.topology import Topology
-from emu.plugins import make_plugin
 from emu.replica.ports import Observers
 from emu.replica.prerequisites import TierTraffic
 from emu.replica.relay_board import RelayBoard
@@ -54,6 +60,7 @@ from emu.replica.view import ReplicaHandle
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.request import Request
 from emu.routing.policies import make_router
+from emu.routing.signal import Pool
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue, can_relay
 from emu.scheduling.registry import make_scheduler
@@ -161,7 +168,7 @@ def build_insight(
     plan: Plan, kernel: Kernel, replicas: Sequence[ReplicaHandle], watchers: Mapping[int, Watcher]
 ) -> Insight | None:
     """What policies of a user's own see; None in a run without any."""
-    if not any(True for _ in plugins_of(plan.config, plan.replicas)):
+    if not plugins_of(plan.config, plan.replicas):
         return None
     from emu.cluster.insight import Insight
 
@@ -171,10 +178,10 @@ def build_insight(
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
     """The one queue that all prefill replicas of a model pull from, with the fcfs policy."""
     its = plan.replicas_of_models[served]
-    is_fcfs = any(r.scheduler.policy == "fcfs" for r in its)
+    is_fcfs = any(isinstance(r.scheduler, FcfsTable) for r in its)
     has_roles = not any(r.role == "colocated" for r in its)
     scaling = plan.config.autoscale
-    if scaling is not None and scaling.planner == "hpa":
+    if isinstance(scaling, HpaTable):
         has_roles = False  # also where no replica is there at the start: it loads colocated ones
     return PrefillQueue() if is_fcfs and has_roles else None
 
@@ -196,12 +203,14 @@ def build_dispatch(
     return Dispatch(
         shared.kernel,
         make_router(
-            config.router.policy,
-            seed=config.seed,
-            pool="prefill" if members[0].model == 0 else f"prefill of {served}",
-            match=match,
-            holds=holds,
-            own=make_plugin if insight is None else insight.make,
+            config.router,
+            Pool(
+                "prefill" if members[0].model == 0 else f"prefill of {served}",
+                config.seed,
+                match,
+                holds,
+            ),
+            own=None if insight is None else insight.make,
             look=None if insight is None else insight.look,
         ),
         members,
@@ -253,7 +262,7 @@ def build_replica(
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
-    if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
+    if experts is not None and isinstance(plan.latency, ProfileTable) and gate != "balanced":
         import numpy as np
 
         replica.counters.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -305,7 +314,7 @@ def _scheduler(
     leap: bool | None,
 ) -> Scheduler:
     table, insight, config = plan.scheduler, shared.insight, shared.plan.config
-    own = make_plugin if insight is None else partial(insight.make, replica_id=plan.replica_id)
+    own = None if insight is None else partial(insight.make, replica_id=plan.replica_id)
     parts = [
         part
         for feature in plan.features
@@ -339,7 +348,7 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
         first = members[0]
         is_shared = first.model.experts is not None and first.expert_parallel > 1
         padded = 0
-        if is_shared and first.latency.host_overhead and first.latency.backend == "profile":
+        if is_shared and first.latency.host_overhead and isinstance(first.latency, ProfileTable):
             padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.requests_max)
         wave = WaveGroup(name, shares_experts=is_shared, padded_tokens_max=padded)
         for member in members:
@@ -515,7 +524,7 @@ def tell_decisions(
 
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048
-STATIC: Final = AutoscaleTable(executor="none")
+STATIC: Final = BlitzTable(executor="none")
 
 
 def weights_of(plan: ReplicaPlan) -> Weights:
@@ -558,7 +567,9 @@ def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
 
 def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, site: Site) -> Rates:
     """Rp and Rt of section 6.2."""
-    prefill = table.tokens_prefilled_per_s
+    prefill = transfer = 0.0
+    if isinstance(table, CarriedTable):
+        prefill, transfer = table.tokens_prefilled_per_s, table.tokens_transferred_per_s
     if prefill == 0:
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
         backend = replica.latency
@@ -568,8 +579,7 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, s
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)
             prefill = tokens / (replica.latency.iteration_ns(shape) / 1e9)
-    transfer = table.tokens_transferred_per_s or site.nic_bytes_per_s / plan.kv_bytes_per_token
-    return Rates(prefill, transfer)
+    return Rates(prefill, transfer or site.nic_bytes_per_s / plan.kv_bytes_per_token)
 
 
 def make_memory(plan: Plan) -> HostMemory:
@@ -588,7 +598,7 @@ class Scalers:
     """Makes the control loop of each model; what they share is made once."""
 
     def __init__(
-        self, plan: Plan, replicas: Sequence[Replica], own: Callable[..., Any] = make_plugin
+        self, plan: Plan, replicas: Sequence[Replica], own: Callable[..., Any] | None = None
     ) -> None:
         """`own`: makes a planner of a user's own."""
         self._own = own

@@ -44,7 +44,6 @@ from emu.faults.recovery import Recovery
 from emu.kernel.clock import Actor, Kernel
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
-from emu.plugins import make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Asked, Cancelled
 from emu.replica.ports import BatchSink
@@ -193,7 +192,7 @@ class Cluster:
             pool.rejecter = build_rejecter(
                 shared, pool.members, on_capacity=self.on_capacity, on_changed=self.on_rejected
             )
-        own = make_plugin if self.insight is None else self.insight.make
+        own = None if self.insight is None else self.insight.make
         self.scalers += Scalers(self.plan, self.replicas, own).make(self.pools)
         for pool, scaler in zip(self.pools, self.scalers, strict=True):
             pool.scaler = scaler

@@ -17,18 +17,19 @@ from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
 from emu.kernel.natives import partial
 from emu.latency.front_end import Intake
-from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle, View
 from emu.request import Request, Status
-from emu.routing.policies import LoadOrder, Router, Signal, reads_of
+from emu.routing.order import LoadOrder
+from emu.routing.signal import Router, Signal, reads_of
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import ms_to_ns
 from emu.workload.session import Following
 
 if TYPE_CHECKING:
     from emu.features.base import Door
+    from emu.policy.own import OwnAdmission
 
 
 # --------------------------------------------------------------------------------------------------

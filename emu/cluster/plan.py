@@ -6,7 +6,7 @@ and `emu/cluster/cluster.py` builds the actors from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,29 @@ from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.config.check import engine_with, overridden, placing
 from emu.config.features import is_widened
+from emu.config.fleet import STATIC_PARTS, expand_models, prefill_part
+from emu.config.kinds import engine_with, overridden
 from emu.config.names import NO_ENGINE, is_import_path
-from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
+from emu.config.own import check_own
+from emu.config.places import placing
 from emu.config.schema import (
+    AstraTable,
     Config,
     GpuTable,
     LatencyTable,
     ModelTable,
     NetworkTable,
     NodeTable,
+    OwnLatencyTable,
+    OwnPlannerTable,
+    OwnRouterTable,
+    OwnSchedulerTable,
     PlacementTable,
     ReplicaTable,
     SchedulerTable,
     ServedModelTable,
+    VllmTable,
 )
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
@@ -45,7 +53,7 @@ from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
-from emu.plugins import check_plugin, find_plugin
+from emu.plugins import NamedClass, find_plugin
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
@@ -118,8 +126,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def schedules_ahead(self) -> bool:
         """The engine forms each batch while the one before it runs."""
+        if not isinstance(self.scheduler, VllmTable) or self.pipeline_parallel > 1:
+            return False
         wanted = self.scheduler.async_scheduling
-        if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
+        if wanted == "off":
             return False
         return wanted == "on" or (self.is_overlapped and self.role == "colocated")
 
@@ -161,7 +171,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_overlapped(self) -> bool:
         """Host and GPU work at the same time."""
-        wanted = self.scheduler.async_scheduling
+        table = self.scheduler
+        wanted = table.async_scheduling if isinstance(table, VllmTable) else "auto"
         if wanted == "auto":
             return self.engine is not None and self.engine.async_scheduling
         return wanted == "on"
@@ -282,16 +293,16 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         replicas += _plan_group(
             config, group, its_places, len(replicas), topology, gpu_specs, source
         )
-    for key, path in plugins_of(config, replicas):
+    for named in plugins_of(config, replicas):
         if imports:
-            check_plugin(path, key, source)
+            check_own(named, source)
         else:
-            find_plugin(path, key, source)
+            find_plugin(named.path, named.key, source)
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
-        if context.latency.backend == "astra-sim":
+        if isinstance(context.latency, AstraTable):
             from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
@@ -400,7 +411,7 @@ def _layout_of(
         return None
     table = config.replicas[group]
     keeps_groups = (
-        scheduler.policy == "vllm"
+        isinstance(scheduler, VllmTable)
         and table.role == "colocated"
         and table.pipeline_parallel == 1
         and not table.data_parallel_group
@@ -671,7 +682,7 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
     for group, members in groups_of(replicas).items():
         first = members[0]
         key = "data_parallel_group"
-        if config.autoscale is not None and config.autoscale.executor != "none":
+        if config.autoscale is not None and not config.autoscale.is_static:
             raise wrong(first, key, "replicas that step together cannot be scaled ([autoscale])")
         ids = {member.replica_id for member in members}
         if any(one.replica in ids and one.is_of_roles for one in config.commands):
@@ -699,25 +710,31 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
             raise wrong(first, "expert_parallel", problem)
 
 
-def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
-    """(key, name) of the classes that a user names. Raises InputError for one that has no use."""
+def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Sequence[NamedClass]:
+    """The classes that a user names, each once. Raises InputError for one that has no use."""
+    router, migration, scaling = config.router, config.migration, config.autoscale
     named = [
-        ("router.policy", config.router.policy),
-        ("router.decode_policy", config.router.decode_policy),
-        ("router.admission", config.router.admission),
-        ("migration.policy", config.migration.policy),
+        NamedClass("router.decode_policy", router.decode_policy, router.decode_policy_own),
+        NamedClass("router.admission", router.admission, router.admission_own),
+        NamedClass("migration.policy", migration.policy, migration.own),
     ]
+    if isinstance(router, OwnRouterTable):
+        named.insert(0, NamedClass("router.policy", router.policy, router.own))
     for replica in replicas:
-        named += [
-            ("scheduler.policy", replica.scheduler.policy),
-            ("latency.backend", replica.latency.backend),
-            ("latency.expert_routing", replica.latency.expert_routing),
-        ]
+        scheduler, latency = replica.scheduler, replica.latency
+        if isinstance(scheduler, OwnSchedulerTable):
+            named.append(NamedClass("scheduler.policy", scheduler.policy, scheduler.own))
+        if isinstance(latency, OwnLatencyTable):
+            named.append(NamedClass("latency.backend", latency.backend, latency.own))
+        named.append(
+            NamedClass("latency.expert_routing", latency.expert_routing, latency.expert_routing_own)
+        )
         for feature in replica.features:
-            named += feature.classes(replica.scheduler)
-    if config.autoscale is not None:
-        named.append(("autoscale.planner", config.autoscale.planner))
-    return dict.fromkeys((key, path) for key, path in named if is_import_path(path))
+            named += feature.classes(scheduler)
+    if isinstance(scaling, OwnPlannerTable):
+        named.append(NamedClass("autoscale.planner", scaling.planner, scaling.own))
+    found = {(one.key, one.path, repr(one.own)): one for one in named if is_import_path(one.path)}
+    return list(found.values())
 
 
 def check_tiers(network: NetworkTable, replicas: Sequence[ReplicaPlan], source: str) -> None:

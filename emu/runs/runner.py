@@ -34,9 +34,9 @@ from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of, with_limits
 from emu.cluster.recorder import Recorder
-from emu.config.check import blaming, placing
+from emu.config.fleet import is_scaled
 from emu.config.load import effective_dict, load_config
-from emu.config.presets import is_scaled
+from emu.config.places import blaming, placing
 from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
@@ -518,7 +518,7 @@ def _of_plugins(error: BaseException | None, plan: Plan) -> BaseException | None
     """A violated invariant where a scheduler of the user's own keeps the books is its fault."""
     if not isinstance(error, InvariantViolation):
         return error
-    for key, path in plugins_of(plan.config, plan.replicas):
+    for key, path, _ in plugins_of(plan.config, plan.replicas):
         if key == "scheduler.policy":
             what = "; ".join([error.what, *error.story[:1]])
             found = PluginError(f"{key}: {path} breaks the books: {what}")

@@ -13,8 +13,8 @@ from rich.table import Table
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends
 from emu.cluster.plan import Plan, ReplicaPlan
-from emu.config.check import blaming, placing
 from emu.config.load import load_config
+from emu.config.places import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend

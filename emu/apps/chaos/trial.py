@@ -31,9 +31,11 @@ from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
+from emu.config.check import struct_of, table_info, unwrap, whole_schema
+from emu.config.kinds import unions
 from emu.config.load import config_from_dict
-from emu.config.schema import Config
+from emu.config.schema import Config, PrefixAwareTable
+from emu.config.tables import tag_of
 from emu.errors import EmuError, InputError, InvariantViolation
 from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
@@ -53,6 +55,8 @@ _OUTSIDE: Final = "names a file from outside, which no seed can make"
 _TRIAL: Final = "the trial says itself what is written, for its judge"
 _PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
 _WHOLE: Final = "the engine is drawn for the whole world"
+_OWN: Final = "keys of a class of the user's own"
+_CACHES: Final = "chooses by what caches hold, which no judge restates"
 _ONE: Final = "has a single word; any other is a class of the user's own"
 
 NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
@@ -85,6 +89,14 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
         ),
         **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
         **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
+        **dict.fromkeys(
+            (
+                *("router.admission_own", "router.decode_policy_own", "migration.own"),
+                "latency.expert_routing_own",
+            ),
+            _OWN,
+        ),
+        f"router.policy={tag_of(PrefixAwareTable)}": _CACHES,
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
         **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }
@@ -160,6 +172,7 @@ def schema_keys() -> tuple[str, ...]:
 def _keys_in(table: inspect.StructType, prefix: str) -> Iterator[str]:
     union = unions().get(table.cls)
     if union is not None:
+        yield f"{prefix}{union.key}"
         for name, kind in union.kinds.items():
             yield f"{prefix}{union.key}={name}"
             for item in table_info(kind).fields:
@@ -201,6 +214,8 @@ def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> 
     if union is not None:
         kind = union.kind_of(given)
         yield f"{prefix}{union.key}={given.get(union.key, union.default)}"
+        if union.key in given:
+            yield f"{prefix}{union.key}"
         table = table_info(kind)
     types = {item.encode_name: item.type for item in table.fields}
     for name, value in given.items():

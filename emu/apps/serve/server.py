@@ -47,8 +47,8 @@ from emu.apps.serve.world import LiveCluster, live_config
 from emu.cluster.audit import final_error
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, make_plan
-from emu.config.check import placing
 from emu.config.load import load_config
+from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel

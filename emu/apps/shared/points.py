@@ -23,8 +23,7 @@ from emu.apps.shared.conditions import (
 )
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
-from emu.config.schema import Config
-from emu.config.tables import OutputTable
+from emu.config.schema import Config, OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of

@@ -1,0 +1,264 @@
+"""`[engine]` and `[scheduler]`: the serving engine, and how it forms batches.
+
+`policy` chooses the kind of `[scheduler]`. The class of a kind is its entry in the registry of
+schedulers (`emu/config/kinds.py`): `tag` is its name, the only place where that is written,
+`made_by` the class that implements it, and its fields are the keys that it reads beside those of
+all schedulers.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from msgspec import convert, field
+from msgspec.structs import asdict, replace
+
+from emu.config.names import engine_label
+from emu.config.tables import (
+    OWN,
+    Count,
+    Count0,
+    Fraction,
+    Table,
+    Tokens,
+    Tokens0,
+    doc,
+    tag_of,
+)
+
+MaxNumSeqs = Annotated[
+    Count0,
+    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/engines.md)."),
+]
+MaxNumBatchedTokens = Annotated[
+    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/engines.md).")
+]
+SMALL_MAX_NUM_SEQS = 256
+SMALL_MAX_NUM_BATCHED_TOKENS = 2048
+"""vLLM's defaults on small GPUs: those of a table that belongs to no GPU."""
+Watermark = Annotated[Fraction, doc("Blocks kept free.")]
+BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
+MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
+ChunkSize = Annotated[Tokens, doc("Tokens per iteration, decodes included.")]
+MaxWaitingIters = Annotated[Count, doc("Decodes between prompts.")]
+MaxTokens = Annotated[Tokens, doc("Tokens reserved per request.")]
+MaxBatchPrefillTokens = Annotated[Tokens, doc("Prompt tokens per batch.")]
+RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at most.")]
+Faithful = Annotated[
+    list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
+]
+
+
+Kind = TypeVar("Kind", bound="SchedulerTable")
+
+
+class EngineTable(Table, kw_only=True, frozen=True):
+    """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
+
+    name: Annotated[str, doc("vllm, or none: kernels alone (docs/engines.md).")] = "vllm"
+    version: Annotated[
+        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the newest, or that of the learned file.")
+    ] = ""
+    learned: Annotated[
+        str,
+        doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
+    ] = ""
+
+    @property
+    def label(self) -> str:
+        """The engine in one word: `vllm-0.15`."""
+        return engine_label(self.name, self.version)
+
+
+class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
+    """Iteration-level scheduler of every replica (a replica group may override keys)."""
+
+    made_by: ClassVar[str] = ""
+    """The class that implements it, as module:Class."""
+    block_size: Annotated[int, doc("Tokens per KV block.", ge=1, le=4096)] = 16
+    gpu_memory_utilization: Annotated[
+        float, doc("Part of GPU memory for weights and KV.", gt=0, le=1)
+    ] = 0.9
+    num_blocks: Annotated[Count0, doc("KV blocks per replica; 0 = derived from memory.")] = 0
+    leap: Annotated[
+        bool, doc("Take equal decode iterations together (same results, much faster).")
+    ] = True
+    order: Annotated[
+        Literal["arrival", "priority", "deadline", "fair"],
+        doc("Order of the waiting queue: arrival, priority, deadline or fair (between tenants)."),
+    ] = "arrival"
+    skip_blocked: Annotated[bool, doc("Let later requests pass a head that does not fit.")] = False
+
+    @property
+    def policy(self) -> str:
+        """The name of its kind."""
+        return tag_of(type(self))
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """KV blocks of equal prefixes are reused."""
+        return False
+
+    @property
+    def requests_max(self) -> int:
+        """Requests that an engine is set up for (as vLLM on a small GPU, where no key says it)."""
+        return SMALL_MAX_NUM_SEQS
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens of an iteration that an engine is set up for (likewise)."""
+        return SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def stated(self) -> Self:
+        """The table with its limits written out, which a class of a user's own reads."""
+        return replace(self, **self._limits())
+
+    def _limits(self) -> dict[str, int]:
+        """Keys whose default is 0, with what they stand for."""
+        return {}
+
+    @property
+    def quirks(self) -> list[str]:
+        """Names of defects to reproduce."""
+        return []
+
+    def places(self, stages: int) -> int:
+        """Most requests that can run at once on a replica; 0 = no limit but the blocks."""
+        return 0
+
+
+class BudgetTable(SchedulerTable, kw_only=True, frozen=True):
+    """Requests and tokens of an iteration that the engine is set up for."""
+
+    max_num_seqs: MaxNumSeqs = 0
+    max_num_batched_tokens: MaxNumBatchedTokens = 0
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_num_seqs or SMALL_MAX_NUM_SEQS
+
+    @property
+    def tokens_max(self) -> int:
+        return self.max_num_batched_tokens or SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def _limits(self) -> dict[str, int]:
+        return {"max_num_seqs": self.requests_max, "max_num_batched_tokens": self.tokens_max}
+
+    def places(self, stages: int) -> int:
+        return self.requests_max
+
+
+class VllmTable(BudgetTable, kw_only=True, frozen=True, tag="vllm"):
+    """The current vLLM scheduler."""
+
+    made_by = "emu.scheduling.vllm:VllmScheduler"
+    async_scheduling: Annotated[
+        Literal["auto", "on", "off"],
+        doc(
+            "Form each batch while the one before it runs; auto = as the engine does, for colocated replicas of one stage."
+        ),
+    ] = "auto"
+    long_prefill_token_threshold: Annotated[
+        Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
+    ] = 0
+    chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
+    prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
+    reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.prefix_caching
+
+
+class VidurTable(SchedulerTable, kw_only=True, frozen=True):
+    """What the policies after Vidur share."""
+
+    batch_size_cap: BatchSizeCap = 128
+    faithful: Faithful = field(default_factory=list)
+
+    @property
+    def quirks(self) -> list[str]:
+        return self.faithful
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap
+
+
+class PagedTable(VidurTable, kw_only=True, frozen=True):
+    """Blocks on demand with a watermark."""
+
+    watermark_blocks_fraction: Watermark = 0.01
+
+
+class VllmV0Table(PagedTable, kw_only=True, frozen=True, tag="vllm_v0"):
+    """First-generation vLLM."""
+
+    made_by = "emu.scheduling.vidur:VllmV0Scheduler"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+
+
+class SarathiTable(PagedTable, kw_only=True, frozen=True, tag="sarathi"):
+    """Sarathi-Serve."""
+
+    made_by = "emu.scheduling.vidur:SarathiScheduler"
+    chunk_size: ChunkSize = 512
+
+
+class ReservedTable(VidurTable, kw_only=True, frozen=True):
+    """The longest length reserved at admission."""
+
+    max_tokens: MaxTokens = 4096
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap * stages  # the cap is one of a batch
+
+
+class OrcaTable(ReservedTable, kw_only=True, frozen=True, tag="orca"):
+    """Iteration-level batching."""
+
+    made_by = "emu.scheduling.vidur:OrcaScheduler"
+
+
+class FasterTransformerTable(ReservedTable, kw_only=True, frozen=True, tag="faster_transformer"):
+    """Static batches."""
+
+    made_by = "emu.scheduling.vidur:FasterTransformerScheduler"
+
+
+class LightLlmTable(VidurTable, kw_only=True, frozen=True, tag="lightllm"):
+    """Admission that looks ahead to the peak of memory."""
+
+    made_by = "emu.scheduling.vidur:LightLlmScheduler"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+    max_waiting_iters: MaxWaitingIters = 10
+
+
+class FcfsTable(SchedulerTable, kw_only=True, frozen=True, tag="fcfs"):
+    """BlitzScale's prefill queue."""
+
+    made_by = "emu.scheduling.fcfs:FcfsScheduler"
+    max_batch_prefill_tokens: MaxBatchPrefillTokens = 4096
+    request_token_budget: RequestTokenBudget = 16_000
+
+
+class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
+    """A class of one's own, in the engine around it; its own keys stand in `[scheduler.own]`."""
+
+    policy: Annotated[str, doc("package.module:Class")]
+    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The table of another kind, for a class derived from that kind's scheduler: keys that both
+        have, and those of `own`. Raises msgspec.ValidationError."""
+        shared = {k: v for k, v in asdict(self).items() if k in kind.__struct_fields__}
+        return convert(shared | self.own, kind)
+
+
+SCHEDULERS = (
+    VllmTable,
+    VllmV0Table,
+    SarathiTable,
+    OrcaTable,
+    LightLlmTable,
+    FasterTransformerTable,
+    FcfsTable,
+)
+"""All kinds; the first is the default."""
