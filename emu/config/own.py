@@ -23,6 +23,7 @@ import msgspec
 from emu.config.names import dotted
 from emu.errors import InputError
 from emu.plugins import NamedClass, check_plugin, make_plugin
+from emu.process.prepared import prepared
 
 _KINDS: Final = frozenset(
     {
@@ -81,6 +82,6 @@ def _options(
     for place, problem in check_options(kind, own, tuple(table.split("."))):
         raise InputError(source, None, dotted(place), problem)
     try:
-        return msgspec.convert(own, kind)
+        return msgspec.convert(own, prepared(kind))
     except msgspec.ValidationError as error:
         raise InputError(source, None, table, str(error)) from None

@@ -62,7 +62,7 @@ PrefixMatch = Callable[[int, Request], int]
 
 
 AdapterMatch = Callable[[int, Request], bool]
-"""(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
+"""(replica id, request) -> whether the weights that it names beside the model are on its GPU."""
 
 
 @final

@@ -15,3 +15,10 @@ def table_for(policy: str, **keys: Any) -> Any:
     if kind is OwnSchedulerTable:
         kept["policy"] = policy
     return kind(**kept)
+
+
+def policy_of(scheduler: type) -> str:
+    """The name of a scheduler of emu; "own" for another class."""
+    kinds = KINDS[SchedulerTable].kinds
+    made_by = f"{scheduler.__module__}:{scheduler.__name__}"
+    return next((name for name, kind in kinds.items() if kind.made_by == made_by), "own")

@@ -19,7 +19,7 @@ from emu.apps.chaos.draws import (
     pick,
 )
 from emu.apps.chaos.drawwide import draw_wide
-from emu.config.kinds import KINDS, unions
+from emu.config.kinds import KINDS, Struct, unions
 from emu.config.rules import drop_idle
 from emu.config.schema import (
     FasterTransformerTable,
@@ -28,9 +28,7 @@ from emu.config.schema import (
     LeastOutstandingTable,
     LightLlmTable,
     LoadTable,
-    LoraAffinityTable,
     OrcaTable,
-    PrefixAwareTable,
     RandomTable,
     RoundRobinTable,
     RouterTable,
@@ -505,8 +503,6 @@ ROUTERS: Final = (
     *(tag_of(RandomTable), tag_of(LeastOutstandingTable)),
 )
 """Drawn with each world; others of the registry by a stream of their own."""
-_PLACED: Final = (tag_of(PrefixAwareTable), tag_of(LoraAffinityTable))
-"""Drawn where caches or adapters are."""
 
 
 class World(msgspec.Struct):
@@ -516,6 +512,11 @@ class World(msgspec.Struct):
     lines: list[dict[str, Any]]
     heals: bool
     """Every fault ends and every replica comes back: all requests must end soon after that."""
+
+
+def is_newer(kind: Struct) -> bool:
+    """A router that is drawn by a stream of its own, so that worlds without it stay the same."""
+    return issubclass(kind, RouterTable) and tag_of(kind) not in ROUTERS and not kind.asks
 
 
 def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World:
@@ -549,7 +550,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     if "models" in tables and "autoscale" in tables:
         # What is left of a fleet may be too little for the least that each model is to have.
         heals = tables["recovery"]["replace"] = True
-    newer = [name for name in KINDS[RouterTable].kinds if name not in (*ROUTERS, *_PLACED)]
+    newer = [name for name, kind in KINDS[RouterTable].kinds.items() if is_newer(kind)]
     later = rng_stream(seed, "chaos routers")
     if newer and chance(later, 0.2):
         tables["router"]["policy"] = pick(later, newer)

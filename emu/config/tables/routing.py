@@ -18,6 +18,8 @@ class RouterTable(Table, kw_only=True, frozen=True, tag_field="policy"):
 
     made_by: ClassVar[str] = ""
     """The class that implements it, as module:Class."""
+    asks: ClassVar[str] = ""
+    """What it asks of replicas beside their signals, which not every cluster has."""
     signal_delay_ms: Annotated[NonNegative, doc("Age of the signals that the router sees.")] = 0.0
     max_outstanding: Annotated[
         Count0, doc("Admission: requests in the system; 0 = unlimited (429).")
@@ -74,12 +76,14 @@ class PrefixAwareTable(RouterTable, kw_only=True, frozen=True, tag="prefix_aware
     """Longest cached prefix, unless the replica is far more loaded than the others."""
 
     made_by = "emu.routing.policies:PrefixAwareRouter"
+    asks = "caches"
 
 
 class LoraAffinityTable(RouterTable, kw_only=True, frozen=True, tag="lora_affinity"):
     """Replicas that have the request's adapter on the GPU first, then the least loaded."""
 
     made_by = "emu.routing.policies:LoraAffinityRouter"
+    asks = "adapters"
 
 
 class OwnRouterTable(RouterTable, kw_only=True, frozen=True, tag=False):

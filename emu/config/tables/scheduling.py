@@ -23,6 +23,7 @@ from emu.config.tables import (
     doc,
     tag_of,
 )
+from emu.process.prepared import prepared
 
 MaxNumSeqs = Annotated[
     Count0,
@@ -249,7 +250,7 @@ class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
         """The table of another kind, for a class derived from that kind's scheduler: keys that both
         have, and those of `own`. Raises msgspec.ValidationError."""
         shared = {k: v for k, v in asdict(self).items() if k in kind.__struct_fields__}
-        return convert(shared | self.own, kind)
+        return convert(shared | self.own, prepared(kind))
 
 
 SCHEDULERS = (
