@@ -6,8 +6,9 @@ with the run.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
@@ -16,6 +17,7 @@ from emu.config.schema import (
     LinearTable,
     ProfileTable,
     RooflineTable,
+    SchedulerTable,
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError
@@ -156,7 +158,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
     return made
 
 
-def _watch(made: Any, path: str) -> None:
+def _watch(made: LatencyBackend, path: str) -> None:
     """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
     import numpy as np
 
@@ -169,7 +171,7 @@ def _watch(made: Any, path: str) -> None:
             raise PluginError(f"latency.backend: {path}: {problem}")
         return int(found)
 
-    made.iteration_ns = watched
+    made.iteration_ns = watched  # type: ignore[method-assign]
 
 
 def _vidur(
@@ -279,6 +281,22 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     return BlockGrid.of(gpu, heads)
 
 
+def base_of(backend: LatencyBackend) -> LatencyBackend:
+    """The backend below what was put on top of it."""
+    inner: LatencyBackend | None = getattr(backend, "inner", None)
+    return backend if inner is None else inner
+
+
+def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
+    """Where iterations may be larger than what was profiled; each once."""
+    found: dict[str, None] = {}
+    for latency, table in pairs:
+        beyond: Callable[[int, int], str] | None = getattr(base_of(latency), "beyond", None)
+        if beyond is not None:
+            found[beyond(table.tokens_max, table.requests_max)] = None
+    return [warning for warning in found if warning]
+
+
 class SharedBackends:
     """Backends by what they were built from."""
 
@@ -300,17 +318,19 @@ class SharedBackends:
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
         known = [backend for made in self._known.values() for _, backend in made]
-        backends = [getattr(backend, "inner", backend) for backend in known]
-        closing = [b for b in backends if b.foreign and hasattr(b, "aclose")]
+        closers: list[Callable[[], Awaitable[None]] | None] = [
+            getattr(backend, "aclose", None) for backend in map(base_of, known) if backend.foreign
+        ]
+        closing = [aclose for aclose in closers if aclose is not None]
         if not closing:
             return None
         import anyio
 
         problem: RunError | None = None
         with anyio.CancelScope(shield=True):
-            for backend in closing:
+            for aclose in closing:
                 try:
-                    await backend.aclose()
+                    await aclose()
                 except RunError as raised:
                     problem = problem or raised
         return problem

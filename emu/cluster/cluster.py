@@ -6,10 +6,8 @@ carrier of transfers, and the recorder. Decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-
-from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
 from emu.catalogue.sizes import model_flops
@@ -64,11 +62,8 @@ if TYPE_CHECKING:
 S = ReplicaState
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster:
     """Implements `World`; what concerns one model is in its pool."""
-
-    streams: bool = False
 
     def __init__(
         self,
@@ -79,7 +74,9 @@ class Cluster:
         has_prefixes: bool,
         kernel: Kernel | None = None,
         leap: bool | None = None,
+        tokens: Callable[[int, Iterable[Request]], None] | None = None,
     ) -> None:
+        """`leap` overrides the configuration. `tokens`: see `Ports`."""
         config = plan.config
         self.plan = plan
         self.config = config
@@ -89,7 +86,11 @@ class Cluster:
         self.recorder = recorder
         self.gaps = recorder.gaps
         self.batches: BatchSink | None = recorder.batch_sink()
-        self.on_formed = recorder.formed if recorder.tells_lives else None
+        self.on_formed = recorder.on_formed
+        self.streams = tokens is not None
+        self._tokens = tokens
+        if tokens is not None:
+            leap = False
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
         if self.history is not None and self.history.follows_steps:
@@ -180,7 +181,7 @@ class Cluster:
             on_release=self._released if insight is None else self._released_seen,
             on_terminal=self._ended if insight is None else self._ended_seen,
             cancel=self.cancel,
-            on_routed=self.recorder.routed if self.recorder.tells_lives else None,
+            on_routed=self.recorder.on_routed,
             intake=build_intake(shared),
             doors=build_doors(shared.plan),
             admission=None if insight is None else insight.admission(),
@@ -203,9 +204,11 @@ class Cluster:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
         self.recorder.started(self.replicas)
+        on_actor = self.recorder.on_actor
         for actor in self.living():
             kernel.start(actor)
-            self.recorder.actor_started(actor.name)
+            if on_actor is not None:
+                on_actor(actor.name)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
@@ -353,7 +356,9 @@ class Cluster:
         self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
 
     def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
-        """Never called off line; live mode overrides this."""
+        """Called only where the history or the port wants every token."""
+        if self._tokens is not None:
+            self._tokens(replica_id, receivers)
 
     def on_moved(
         self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
@@ -536,8 +541,7 @@ class ModelPool:
         self.terminal = cluster.terminal
         self.on_capacity = cluster.on_capacity
         self.on_transfer = cluster.on_transfer
-        recorder = cluster.recorder
-        self.on_sent = recorder.sent if recorder.tells_lives else None
+        self.on_sent = cluster.recorder.on_sent
         self.lost = cluster.lost
         self.stuck: dict[int, Watcher] = {}
         """Those that wait for a destination, by source."""

@@ -37,7 +37,8 @@ from emu.runs.inputs import (
     named_programs,
     tree_digest,
 )
-from emu.runs.runner import Origin, adjust, execute
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
 
 COMPARED: Final = (
     "requests.csv",

@@ -144,7 +144,6 @@ def foreign_privates(path: Path) -> Iterator[str]:
                 if alias.name.startswith("_") and not alias.name.startswith("__") and home != own:
                     yield f"{place(path, node.lineno)} {node.module}.{alias.name}"
 
-
     known = private_names(own)
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):

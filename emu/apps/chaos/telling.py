@@ -20,7 +20,7 @@ from emu.config.schema import Config
 from emu.config.tables import LimitsTable
 from emu.process.exits import held
 from emu.runs.inputs import named_plugins
-from emu.runs.runner import told_every
+from emu.runs.progress import told_every
 
 TOLD_EVERY_S: Final = 10.0
 _PROBLEMS_MAX: Final = 5

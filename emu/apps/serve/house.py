@@ -22,12 +22,12 @@ from emu.apps.serve.protocol import Call, FailureSchedule
 from emu.apps.serve.script import Tokenizer
 from emu.apps.serve.world import LiveCluster
 from emu.cluster.plan import Plan
+from emu.cluster.prepare import holds_for
 from emu.config.schema import Config, LengthsTable, SloTable, SyntheticTable
 from emu.log import Format, Level
 from emu.replica.states import GPU_ROLE, ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
-from emu.runs.runner import holds_for
 from emu.units import NS_PER_MS, NS_PER_S
 from emu.workload.synthetic import length_sampler
 

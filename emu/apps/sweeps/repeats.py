@@ -46,7 +46,8 @@ from emu.report.drawn import (
 )
 from emu.report.table import number
 from emu.rng import rng_stream
-from emu.runs.runner import Origin, adjust, execute
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
 from emu.runs.store import Keys, Store, kept_results
 
 # --- seeds: means with intervals, and two such sets compared --------------------------------------
