@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: astra-sim bench-builds bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: astra-sim bench-builds bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast test-machines test-times check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -35,8 +35,16 @@ compile: $(STAMP)  ## a compiled build beside the sources (build/compiled), whic
 test-compiled: $(STAMP)  ## pass the tests on the compiled build
 	@$(PY) -m benchmarks.builds test -n 2 --dist worksteal
 
-test: $(STAMP)  ## install and pass the tests
-	@$(PY) -m pytest -n 2 --dist worksteal
+# The machines of the core, which everything rests on: a minute, so first.
+MACHINES := replica migration faults kv kernel scheduling routing
+test-machines: $(STAMP)  ## the tests of replica, migration, faults, kv, kernel, scheduling and routing: a minute
+	@$(PY) -m pytest -n 2 --dist worksteal $(addprefix tests/,$(MACHINES))
+
+test: test-machines  ## install and pass the tests
+	@$(PY) -m pytest -n 2 --dist worksteal $(foreach part,$(MACHINES),--ignore tests/$(part))
+
+test-times: $(STAMP)  ## the whole suite, and its time by folder
+	@$(PY) -m pytest -n 2 --dist worksteal --times
 
 test-fast: $(STAMP)  ## tests without the slow ones
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"

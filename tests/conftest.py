@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,28 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """What a test has left open is told with its own file, not with the test that runs when it is found."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", action="store_true", help="print the time of the tests by folder")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds that tests took, with what they set up and took down, by folder; workers summed."""
+    if not terminalreporter.config.getoption("--times"):
+        return
+    seconds: Counter[str] = Counter()
+    cases: Counter[str] = Counter()
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if isinstance(report, pytest.TestReport):
+            parts = report.nodeid.split("::")[0].split("/")
+            folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+            seconds[folder] += report.duration
+            cases[folder] += report.when == "call"
+    terminalreporter.section("seconds by folder")
+    for folder, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:8.1f}  {cases[folder]:6,} tests  {folder}")
+    terminalreporter.line(f"{seconds.total():8.1f}  {cases.total():6,} tests  all")
 
 
 # --- the compiled build -------------------------------------------------------------------------

@@ -569,6 +569,8 @@ def fidelity(
     ] = (),
     prior: Path | None = None,
     seeds: Positive = 2,
+    sample: Count = 100,
+    seed: Count = 0,
     jobs: Jobs = 0,
     json: Json = False,
     set_: Overrides = (),
@@ -594,6 +596,11 @@ def fidelity(
         Write how these runs differ from the shipped engine to this file (emu/latency/prior.toml).
     seeds
         Draws of arrivals that were not recorded.
+    sample
+        Of point tables (one row a measured load): this many rows, in turn from each engine, GPU
+        and model; 0 = all.
+    seed
+        Of the sample.
     json
         Everything as JSON.
     """
@@ -604,6 +611,8 @@ def fidelity(
         only=only,
         overrides=set_,
         seeds=seeds,
+        sample=sample,
+        seed=seed,
         left_out=leave_out,
         fit_to=fit,
         rounds=rounds,

@@ -109,8 +109,7 @@ def runs_below(directory: Path) -> tuple[list[MeasuredRun], list[Unread]]:
     """
     if not directory.is_dir():
         raise InputError(str(directory), None, "", "not a directory")
-    folders = [directory, *sorted(path for path in directory.rglob("*") if path.is_dir())]
-    found = [run for folder in folders for reader in READERS for run in reader.find(folder)]
+    found = _found(directory)
     runs = [run for run in found if isinstance(run, MeasuredRun)]
     unread = [run for run in found if isinstance(run, Unread)]
     if not runs and unread:
@@ -119,6 +118,16 @@ def runs_below(directory: Path) -> tuple[list[MeasuredRun], list[Unread]]:
         kinds = ", ".join(reader.name for reader in READERS)
         raise InputError(str(directory), None, "", f"no measured run found (readers: {kinds})")
     return runs, unread
+
+
+def has_runs(directory: Path) -> bool:
+    """Whether there is a measured run in a directory or below it, of whatever kind."""
+    return bool(_found(directory))
+
+
+def _found(directory: Path) -> list[MeasuredRun | Unread]:
+    folders = [directory, *sorted(path for path in directory.rglob("*") if path.is_dir())]
+    return [run for folder in folders for reader in READERS for run in reader.find(folder)]
 
 
 def emulate(task: Task) -> Answer:

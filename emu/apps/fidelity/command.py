@@ -22,6 +22,7 @@ from emu.apps.fidelity.board import (
     SystemRow,
     Task,
     answers,
+    has_runs,
     power_rows,
     rows_of,
     runs_below,
@@ -47,6 +48,9 @@ from emu.apps.fidelity.fit import (
     slopes_of,
     usable_runs,
 )
+from emu.apps.fidelity.points.board import PointBoard, point_board
+from emu.apps.fidelity.points.show import as_document, print_points
+from emu.apps.fidelity.points.table import tables_below
 from emu.apps.fidelity.runs import METRICS, MeasuredRun, Unread
 from emu.engines.registry import engine_text
 from emu.errors import InputError, printable
@@ -67,6 +71,8 @@ def fidelity_command(
     only: Sequence[str],
     overrides: Sequence[str],
     seeds: int,
+    sample: int,
+    seed: int,
     left_out: str,
     fit_to: Path | None,
     rounds: int,
@@ -75,15 +81,30 @@ def fidelity_command(
     processes: int,
     as_json: bool,
 ) -> int:
-    """Find, emulate, print. Raises InputError if no run is found.
+    """Find, emulate, print. Raises InputError if neither a run nor a point is found.
 
+    `sample`: points of the tables to emulate, 0 = all. Points (`emu/apps/fidelity/points/`) follow the runs, unless constants are fitted or learned.
     Systems of which only a series over time is known (`emu/apps/fidelity/board.py`) follow the
     board in a table of their own; nothing is fitted to them.
     """
+    processes = processes or len(os.sched_getaffinity(0))
+    needs_runs = bool(left_out or fit_to or experiments or prior_to)
+    points = None
+    if directory.is_dir() and not needs_runs and tables_below(directory):
+        points = point_board(
+            directory,
+            sample=sample,
+            seed=seed,
+            only=only,
+            overrides=tuple(overrides),
+            processes=processes,
+        )
+        if not has_runs(directory):
+            _show_points(points, as_json=as_json)
+            return 0
     runs, unread = _wanted(directory, only)
     if not runs:
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")
-    processes = processes or len(os.sched_getaffinity(0))
     if experiments or prior_to is not None:
         _tell(unread)
         if overrides:
@@ -113,14 +134,25 @@ def fidelity_command(
         document["systems"] = [
             msgspec.to_builtins(row) | {"error_percent": row.error} for row in systems
         ]
+        if points is not None:
+            document["points"] = as_document(points)
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
     _print(console, rows, summarize(rows), title)
     if systems:
         console.print(_of_systems(systems))
+    if points is not None:
+        print_points(console, points)
     for group, found in fits.items():
         console.print(f"without {group}: {_constants(found)}" if left_out else _constants(found))
     return 0
+
+
+def _show_points(board: PointBoard, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(as_document(board))).decode())
+    else:
+        print_points(open_console(), board)
 
 
 def _emulated(

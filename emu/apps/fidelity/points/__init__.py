@@ -1,0 +1,1 @@
+"""Point tables: one row a measured load of a server, beside what emu says of it."""

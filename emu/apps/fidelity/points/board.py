@@ -1,0 +1,226 @@
+"""The board of points: errors of emu and of a peer, by group; the series with unknown speculation.
+
+An error is (emulated - measured) / measured in per cent. A group's bias is the median of the signed
+errors. Rows that are left out are counted by reason: a board that hides them flatters itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
+from emu.apps.fidelity.points.table import Point, read_points, sampled, tables_below
+from emu.apps.fidelity.runs import Unread
+from emu.errors import InputError
+from emu.process.pool import pool_of
+
+_CONFIGS: Final = "model-configs"
+"""The directory beside a table that holds `OWNER--NAME_config.json` files."""
+METRICS: Final = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
+NOT_SAID: Final = "whether drafts were on is not known"
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A point beside its emulation; `peers` has errors of other programs by name and metric."""
+
+    point: Point
+    emulated: Emulated
+    kind: str
+    """dense or experts."""
+    peers: dict[str, dict[str, float]]
+
+    def error(self, metric: str) -> float:
+        """(emulated - measured) / measured, per cent; NaN where not measured."""
+        measured: float = getattr(self.point, metric)
+        return percent(getattr(self.emulated, metric), measured)
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Errors of one metric over some points, per cent."""
+
+    points: int
+    median: float
+    """Of |error|."""
+    p90: float
+    bias: float
+
+
+class PointGroup(msgspec.Struct, frozen=True):
+    """Points that are judged together."""
+
+    by: str
+    name: str
+    points: int
+    errors: dict[str, Spread]
+    peers: dict[str, dict[str, Spread]]
+
+
+class PointBoard(msgspec.Struct, frozen=True):
+    """All that `emu fidelity` says of point tables."""
+
+    compared: list[Compared]
+    groups: list[PointGroup]
+    left_out: dict[str, int]
+    """Rows by the reason for which they are left out."""
+
+
+GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
+    "source": lambda row: "doubtful sources" if row.point.is_doubtful else "other sources",
+    "engine": lambda row: row.point.engine,
+    "GPU": lambda row: row.point.gpu,
+    "precision": lambda row: row.point.precision or "as published",
+    "kind": lambda row: row.kind,
+    "model": lambda row: row.point.model,
+    "clients": lambda row: _between(row.point.clients, (8, 64)),
+    "engine, GPU, precision, kind": lambda row: ", ".join(
+        (row.point.engine, row.point.gpu, row.point.precision or "as published", row.kind)
+    ),
+}
+
+
+def percent(emulated: float, measured: float) -> float:
+    """The error of a figure that was `measured` in the unit of `emulated`, per cent."""
+    return 100 * (emulated / measured - 1)
+
+
+def _between(value: int, edges: Sequence[int]) -> str:
+    low = 1
+    for edge in edges:
+        if value <= edge:
+            return f"{low} to {edge} clients"
+        low = edge + 1
+    return f"{low} clients and more"
+
+
+def point_board(
+    directory: Path,
+    *,
+    sample: int,
+    seed: int,
+    only: Sequence[str] = (),
+    overrides: tuple[str, ...] = (),
+    processes: int = 1,
+) -> PointBoard:
+    """Read every point table below a directory, emulate a sample, compare.
+
+    `only`: words of which one must be in a point's name or its table's. Raises InputError if no
+    point can be emulated.
+    """
+    points, unread, homes = _found(directory, only)
+    usable = [point for point in points if point.speculation != "unknown"]
+    unread += [Unread(p.point_id, NOT_SAID) for p in points if p.speculation == "unknown"]
+    drawn = sampled(usable, sample, seed)
+    if not drawn:
+        reasons = Counter(one.reason for one in unread).most_common(3)
+        words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
+        raise InputError(str(directory), None, "", f"no point can be emulated ({words})")
+    jobs = [Job(point, homes[point.point_id], overrides) for point in drawn]
+    found = {one.point_id: one for one in _emulated(jobs, processes)}
+    peers = _peers(directory)
+    compared = []
+    for job in jobs:
+        emulated = found[job.point.point_id]
+        if emulated.refused:
+            unread.append(Unread(job.point.point_id, emulated.refused))
+            continue
+        kind = "experts" if model_of(job.point, job.configs).experts is not None else "dense"
+        errors = _peer_errors(job.point, peers)
+        compared.append(Compared(point=job.point, emulated=emulated, kind=kind, peers=errors))
+    left_out = Counter(one.reason for one in unread)
+    not_drawn = len(usable) - len(drawn)
+    if not_drawn:
+        left_out["not in the sample"] = not_drawn
+    return PointBoard(compared, groups_of(compared), dict(left_out.most_common()))
+
+
+def _found(
+    directory: Path, only: Sequence[str]
+) -> tuple[list[Point], list[Unread], dict[str, Path | None]]:
+    points: list[Point] = []
+    unread: list[Unread] = []
+    homes: dict[str, Path | None] = {}
+    for table in tables_below(directory):
+        configs = table.parent / _CONFIGS
+        read, left = read_points(table)
+        wanted = [p for p in read if _is_wanted((p.point_id, table.name), only)]
+        points += wanted
+        unread += [one for one in left if _is_wanted((one.run_id, table.name), only)]
+        homes |= {p.point_id: configs if configs.is_dir() else None for p in wanted}
+    return points, unread, homes
+
+
+def _is_wanted(names: Sequence[str], only: Sequence[str]) -> bool:
+    return not only or any(word in name for word in only for name in names)
+
+
+def _emulated(jobs: Sequence[Job], processes: int) -> Iterable[Emulated]:
+    """The longest first: tokens in flight and rounds say how long one takes."""
+    ordered = sorted(jobs, key=lambda job: -job.point.clients * job.point.output_tokens)
+    with pool_of(emulate, processes, None, lambda job: f"it was {job.point.point_id}") as pool:
+        yield from pool.results(ordered)
+
+
+def _peers(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """What other programs say, by point, program and metric: tables with `id` and `tool`."""
+    found: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for path in sorted(directory.rglob("*.csv")):
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = csv.DictReader(file)
+            if not {"id", "tool", "ttft_ms", "tpot_ms"} <= set(rows.fieldnames or ()):
+                continue
+            for row in rows:
+                figures = {m: float(row[m]) for m in METRICS if row.get(m)}
+                found[row["id"]].setdefault(row["tool"], figures)
+    return found
+
+
+def _peer_errors(
+    point: Point, peers: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> dict[str, dict[str, float]]:
+    return {
+        tool: {metric: percent(value, getattr(point, metric)) for metric, value in figures.items()}
+        for tool, figures in peers.get(point.point_id, {}).items()
+    }
+
+
+def groups_of(rows: Sequence[Compared]) -> list[PointGroup]:
+    """All points, then by each property that points are grouped by."""
+    found = [_group("all", "all", rows)] if rows else []
+    for by, name_of in GROUPS.items():
+        parts: defaultdict[str, list[Compared]] = defaultdict(list)
+        for row in rows:
+            parts[name_of(row)].append(row)
+        found += [_group(by, name, parts[name]) for name in sorted(parts)]
+    return found
+
+
+def _group(by: str, name: str, rows: Sequence[Compared]) -> PointGroup:
+    errors = {metric: [row.error(metric) for row in rows] for metric in METRICS}
+    peers: dict[str, dict[str, Spread]] = {}
+    for tool in sorted({tool for row in rows for tool in row.peers}):
+        theirs = {
+            m: [r.peers[tool][m] for r in rows if m in r.peers.get(tool, {})] for m in METRICS
+        }
+        peers[tool] = _spreads(theirs)
+    return PointGroup(by, name, len(rows), _spreads(errors), peers)
+
+
+def _spreads(errors: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    found = {}
+    for metric, values in errors.items():
+        known = sorted(value for value in values if not math.isnan(value))
+        if known:
+            sizes = sorted(map(abs, known))
+            p90 = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
+            found[metric] = Spread(
+                len(known), statistics.median(sizes), p90, statistics.median(known)
+            )
+    return found

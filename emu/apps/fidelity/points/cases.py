@@ -1,0 +1,196 @@
+"""A point as a configuration: the published conditions, and emu's defaults for all else.
+
+No constant here is fitted. What the tables say of all their rows (the key-value cache of 8 bits on
+Blackwell, no prefix caching, vLLM's limits) stands in `_conditions`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.apps.fidelity.points.table import Point
+from emu.catalogue.checkpoints import split_name
+from emu.catalogue.lookup import lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.config.load import load_config
+from emu.engines.registry import nearest_version
+from emu.errors import InputError
+from emu.runs.runner import adjust, execute
+from emu.units import NS_PER_MS, NS_PER_S
+
+ROUNDS: Final = 10
+"""Requests a client sends, as the benchmarks' do."""
+_NODE_GPUS: Final = {"GB200": 4, "GB300": 4}
+"""GPUs of one machine, where not 8."""
+_STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4"}
+"""Weights by the tables' word for a precision, where the checkpoint's name does not say."""
+_NARROW_KV: Final = ("B200", "B300", "GB200", "GB300")
+"""GPUs on which these servers kept keys and values in 8 bits."""
+_VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
+
+
+class Emulated(msgspec.Struct, frozen=True):
+    """What emu says of a point: means in ms and tokens per second; or why it refuses."""
+
+    point_id: str
+    ttft_ms: float = math.nan
+    tpot_ms: float = math.nan
+    output_tokens_per_s: float = math.nan
+    refused: str = ""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One point to emulate; `configs` is where `OWNER--NAME_config.json` files lie, if anywhere."""
+
+    point: Point
+    configs: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def emulate(job: Job) -> Emulated:
+    """Run one point in a directory that goes with it."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="emu-points-") as name:
+            place = Path(name)
+            (place / "cluster.toml").write_text(configuration(job), encoding="utf-8")
+            config = load_config(place / "cluster.toml", job.overrides)
+            execute(
+                adjust(config, seed=None, output=place / "run"), job.point.point_id, report=False
+            )
+            return _figures(job.point, place / "run" / "requests.csv")
+    except InputError as error:
+        return Emulated(job.point.point_id, refused=error.problem)
+
+
+def _figures(point: Point, path: Path) -> Emulated:
+    ttft: list[int] = []
+    tpot: list[int] = []
+    tokens, end_ns = 0, 0
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["status"] == "completed":
+                ttft.append(int(row["ttft_ns"]))
+                tpot.append(int(row["tpot_ns"]))
+                tokens += int(row["decode_toks"])
+                end_ns = max(end_ns, int(row["last_token_ns"]))
+    if not ttft:
+        return Emulated(point.point_id, refused="no request was completed")
+    return Emulated(
+        point.point_id,
+        ttft_ms=math.fsum(ttft) / len(ttft) / NS_PER_MS,
+        tpot_ms=math.fsum(tpot) / len(tpot) / NS_PER_MS,
+        output_tokens_per_s=tokens * NS_PER_S / end_ns,
+    )
+
+
+def configuration(job: Job) -> str:
+    """The TOML of a point. Raises InputError for a model that is not known."""
+    point = job.point
+    return "\n".join(
+        [
+            *_model(point, job.configs),
+            *_machines(point),
+            *_engine(point),
+            *_workload(point),
+            *_conditions(point),
+            "",
+        ]
+    )
+
+
+def model_of(point: Point, configs: Path | None) -> ModelSpec:
+    """The model that a point names. Raises InputError for one that is not known."""
+    file = config_file(point, configs)
+    return lookup_model(point.model) if file is None else model_from_file(file)
+
+
+def config_file(point: Point, configs: Path | None) -> Path | None:
+    """The config.json of a model that the catalogue lacks: of the stated precision, where one is.
+
+    A file for the model in NVIDIA's 4 bits has the owner nvidia.
+    """
+    try:
+        lookup_model(point.model)
+    except InputError:
+        pass
+    else:
+        return None
+    if configs is None:
+        return None
+    bare, _ = split_name(point.model)
+    owner, _, name = bare.partition("/")
+    wanted = [point.model.replace("/", "--"), f"{owner}--{name}"]
+    if point.precision == "fp4":
+        wanted.insert(0, f"nvidia--{name}-NVFP4")
+    if point.precision == "fp8":
+        wanted.insert(0, f"{owner}--{name}-FP8")
+    files = (configs / f"{one}_config.json" for one in wanted)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _model(point: Point, configs: Path | None) -> Iterable[str]:
+    file = config_file(point, configs)
+    yield "[model]"
+    yield f'name = "{point.model}"'
+    if file is not None:
+        yield f'hf_config = "{file.resolve()}"'
+    spec = model_of(point, configs)
+    stored = spec.linear_dtype or spec.expert_dtype
+    if not stored and point.precision in _STORED:
+        yield f'dtype = "{_STORED[point.precision]}"'
+    if point.gpu.startswith(_NARROW_KV):
+        yield 'kv_cache_dtype = "fp8"'
+
+
+def _machines(point: Point) -> Iterable[str]:
+    per_node = next((n for name, n in _NODE_GPUS.items() if point.gpu.startswith(name)), 8)
+    each = min(per_node, point.gpus)
+    yield "[[nodes]]"
+    yield f'gpu = "{point.gpu}"'
+    yield f"gpus = {each}"
+    yield f"count = {math.ceil(point.gpus / each)}"
+    for servers in point.servers:
+        yield "[[replicas]]"
+        yield f'role = "{servers.role}"'
+        yield f"count = {servers.count}"
+        yield f"tensor_parallel = {servers.tensor_parallel}"
+        yield f"pipeline_parallel = {servers.pipeline_parallel}"
+        if servers.expert_parallel > 1:
+            yield f"expert_parallel = {servers.expert_parallel}"
+
+
+def _engine(point: Point) -> Iterable[str]:
+    yield "[engine]"
+    yield f'name = "{point.engine}"'
+    if point.version:
+        yield f'version = "{nearest_version(point.engine, point.version)}"'
+
+
+def _workload(point: Point) -> Iterable[str]:
+    yield "[workload]"
+    requests = point.clients
+    if point.load == "clients":
+        requests *= ROUNDS
+        yield f"concurrency = {point.clients}"
+    yield "[workload.synthetic]"
+    yield f"requests = {requests}"
+    if point.load == "at_once":
+        yield "[workload.synthetic.arrivals]"
+        yield 'process = "all_at_once"'
+    for key, tokens in (("prompt", point.prompt_tokens), ("output", point.output_tokens)):
+        yield f"[workload.synthetic.{key}]"
+        yield 'distribution = "uniform"'
+        yield f"min = {max(1, int(point.least_share * tokens))}"
+        yield f"max = {tokens}"
+
+
+def _conditions(point: Point) -> Sequence[str]:
+    limits = _VLLM_LIMITS if point.engine == "vllm" else ()
+    return ("[scheduler]", "prefix_caching = false", *limits)

@@ -1,0 +1,295 @@
+"""Point tables as they are published: CSV files with one row for each measured load.
+
+Owns the columns, which are found by name, whatever else a file has beside them. A row becomes a
+`Point`, or is left out with a reason: what a row does not say cannot be emulated, and is not made
+up. Nothing here knows how a point is emulated.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from emu.apps.fidelity.runs import Unread
+from emu.catalogue.lookup import lookup_gpu
+from emu.config.names import ENGINES
+from emu.errors import InputError
+
+Load = Literal["clients", "at_once"]
+"""So many clients, each with one request in flight; or all requests at once."""
+
+_NEEDED: Final = ("model", "gpu", "engine", "load_kind", "load_value", "isl", "osl")
+_TTFT: Final = ("ttft_ms", "mean_ttft_ms", "median_ttft_ms")
+_TPOT: Final = ("tpot_ms", "mean_tpot_ms", "median_tpot_ms")
+_DRAWN_SOURCES: Final = ("inferencex",)
+"""Sources whose clients draw lengths between 0.8 of the stated ones and these; others are fixed."""
+_DOUBTFUL: Final = ("gap-analysis", "aic-gap-analysis")
+"""Words in the names of sources whose rows contradict their neighbors."""
+_UNKNOWN: Final = "unknown"
+_SPELLINGS: Final = {
+    "trtllm": "tensorrt-llm",
+    "trt-llm": "tensorrt-llm",
+    "tensorrt_llm": "tensorrt-llm",
+}
+_GPUS: Final = {"H100-SXM": "H100-SXM5-80GB", "B200": "B200-SXM-180GB"}
+"""Names of GPUs that mean several in general, and one in these tables."""
+
+
+class Servers(msgspec.Struct, frozen=True):
+    """Servers of one role that are alike."""
+
+    role: Literal["colocated", "prefill", "decode"]
+    count: int
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all of them."""
+        return self.count * self.tensor_parallel * self.pipeline_parallel
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured load. Times are means in ms; NaN where not measured."""
+
+    point_id: str
+    source: str
+    is_doubtful: bool
+    engine: str
+    """As emu spells it."""
+    version: str
+    model: str
+    precision: str
+    """As stated; empty = as the checkpoint's name says."""
+    gpu: str
+    """Catalogue name."""
+    servers: tuple[Servers, ...]
+    speculation: str
+    """none, unknown (a series may be either), or what is stated (`mtp1`)."""
+    load: Load
+    clients: int
+    prompt_tokens: int
+    output_tokens: int
+    least_share: float
+    """Lengths are drawn evenly between this share of the stated ones and these."""
+    ttft_ms: float
+    tpot_ms: float
+    output_tokens_per_s: float
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What is alike in points that differ in the number of clients only."""
+        parts = (f"{s.role}{s.count}x{s.tensor_parallel}" for s in self.servers)
+        lengths = f"{self.prompt_tokens}/{self.output_tokens}"
+        what = (self.engine, self.version, self.gpu, self.model, self.precision, self.source)
+        return (*what, lengths, *parts)
+
+    @property
+    def stratum(self) -> tuple[str, str, str]:
+        """What a sample is spread over."""
+        return self.engine, self.gpu, self.model
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all servers."""
+        return sum(servers.gpus for servers in self.servers)
+
+
+class _Left(Exception):
+    """Why a row is left out."""
+
+
+def tables_below(directory: Path) -> list[Path]:
+    """CSV files in a directory and below it that have the columns of a point table."""
+    found = []
+    for path in sorted(directory.rglob("*.csv")):
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            header = next(csv.reader(file), [])
+        if set(_NEEDED) <= set(header):
+            found.append(path)
+    return found
+
+
+def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
+    """The points of a table, and the rows that are left out, each with its reason.
+
+    Raises InputError for a file that is no such table.
+    """
+    points: list[Point] = []
+    unread: list[Unread] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
+        if missing:
+            raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
+        for number, row in enumerate(rows, 2):
+            name = row.get("id") or f"{path.stem}:{number}"
+            try:
+                points.append(_point(name, row))
+            except _Left as reason:
+                unread.append(Unread(name, str(reason)))
+    return points, unread
+
+
+def _point(name: str, row: Mapping[str, str]) -> Point:
+    engine = _engine(row["engine"])
+    load = _load(row)
+    ttft_ms, tpot_ms = _figure(row, _TTFT), _figure(row, _TPOT)
+    servers = _servers(row)
+    rate = _figure(row, ("output_tokens_per_s",))
+    if rate != rate:
+        rate = _figure(row, ("output_tokens_per_s_per_gpu",)) * sum(s.gpus for s in servers)
+    measured = (ttft_ms, tpot_ms) if load == "clients" else (rate,)
+    if any(value != value for value in measured):
+        raise _Left("no mean latencies" if load == "clients" else "no throughput")
+    source = row.get("source", "")
+    drawn = source.startswith(_DRAWN_SOURCES)
+    return Point(
+        point_id=name,
+        source=source,
+        is_doubtful=any(word in source for word in _DOUBTFUL),
+        engine=engine,
+        version=_version(row.get("version", "")),
+        model=row["model"],
+        precision=row.get("precision", "").lower().removesuffix("?"),
+        gpu=_gpu(row["gpu"]),
+        servers=servers,
+        speculation=_speculation(row.get("spec", "")),
+        load=load,
+        clients=_whole(row, "load_value"),
+        prompt_tokens=_whole(row, "isl"),
+        output_tokens=_whole(row, "osl"),
+        least_share=0.8 if drawn else 1.0,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        output_tokens_per_s=rate,
+    )
+
+
+def _engine(text: str) -> str:
+    """The engine as emu spells it: `trtllm (pytorch)` is tensorrt-llm."""
+    word = text.lower().partition(" ")[0]
+    engine = _SPELLINGS.get(word, word)
+    if engine not in ENGINES:
+        raise _Left(f"engine {text or '(not stated)'}")
+    return engine
+
+
+def _load(row: Mapping[str, str]) -> Load:
+    kind = row["load_kind"]
+    if kind.startswith("closed_loop"):
+        return "clients"
+    if kind.startswith("all_at_once"):
+        return "at_once"
+    raise _Left(f"load {kind or '(not stated)'}")
+
+
+def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
+    if row.get("mode", "") == "disaggregated":
+        prefill = _pool(row, "prefill", "p_")
+        return (prefill, _pool(row, "decode", "d_"))
+    found = _pool(row, "colocated", "")
+    if not row.get("gpus", ""):
+        raise _Left("number of GPUs not known")
+    gpus = _whole(row, "gpus")
+    if found.gpus > gpus or gpus % found.gpus:
+        raise _Left(f"{found.gpus} GPUs by tp and pp, {gpus} stated")
+    if found.gpus != gpus:
+        raise _Left(f"{gpus} GPUs, tp {found.tensor_parallel}, pp {found.pipeline_parallel}")
+    return (found,)
+
+
+def _pool(
+    row: Mapping[str, str], role: Literal["colocated", "prefill", "decode"], prefix: str
+) -> Servers:
+    if _whole(row, f"{prefix}dp", 1) > 1:
+        raise _Left("attention data parallelism")
+    default = _whole(row, "gpus", 1) if role == "colocated" else 1
+    return Servers(
+        role=role,
+        count=_whole(row, f"{prefix}workers", 1) if prefix else 1,
+        tensor_parallel=_whole(row, f"{prefix}tp", default),
+        pipeline_parallel=_whole(row, f"{prefix}pp", 1),
+        expert_parallel=_whole(row, f"{prefix}ep", 1),
+    )
+
+
+def _speculation(text: str) -> str:
+    plain = text.strip().lower()
+    return "none" if plain in ("", "none", "none?") else _UNKNOWN if plain == _UNKNOWN else plain
+
+
+def _version(text: str) -> str:
+    """Its first two numbers or three; empty for a build that has no number."""
+    found = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", text.strip())
+    return found[1] if found else ""
+
+
+def _gpu(name: str) -> str:
+    known = _GPUS.get(name)
+    try:
+        return known or lookup_gpu(name).name
+    except InputError:
+        raise _Left(f"GPU {name}") from None
+
+
+def _figure(row: Mapping[str, str], columns: Sequence[str]) -> float:
+    for column in columns:
+        text = row.get(column, "")
+        if text:
+            try:
+                return float(text)
+            except ValueError:
+                raise _Left(f"{column} {text!r}") from None
+    return float("nan")
+
+
+def _whole(row: Mapping[str, str], column: str, default: int | None = None) -> int:
+    text = row.get(column, "") or ""
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise _Left(f"{column} {text or '(not stated)'}") from None
+    if value != int(value) or value < 0:
+        raise _Left(f"{column} {text}")
+    return max(int(value), 1) if default == 1 else int(value)
+
+
+def sampled(points: Sequence[Point], count: int, seed: int) -> list[Point]:
+    """So many points, in turn from each stratum (engine, GPU, model); 0 = all.
+
+    Inside a stratum the order is that of a digest of seed and name, so that a row that is added
+    does not change the others'.
+    """
+    if not count or count >= len(points):
+        return list(points)
+    strata: defaultdict[tuple[str, str, str], list[Point]] = defaultdict(list)
+    for point in points:
+        strata[point.stratum].append(point)
+
+    def place(point: Point) -> bytes:
+        return hashlib.sha256(f"{seed} {point.point_id}".encode()).digest()
+
+    queues = [iter(sorted(strata[key], key=place)) for key in sorted(strata)]
+    return list(_in_turn(queues, count))
+
+
+def _in_turn(queues: list[Iterator[Point]], count: int) -> Iterator[Point]:
+    while queues and count:
+        for queue in list(queues):
+            point = next(queue, None)
+            if point is None:
+                queues.remove(queue)
+            elif count:
+                count -= 1
+                yield point

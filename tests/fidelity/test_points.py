@@ -1,0 +1,184 @@
+"""Point tables: rows that are read, rows that are left out with a reason, samples and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from emu.apps.fidelity.points.board import groups_of, point_board
+from emu.apps.fidelity.points.cases import Job, configuration, emulate
+from emu.apps.fidelity.points.table import read_points, sampled, tables_below
+from emu.cli import main
+from emu.config.load import config_from_text
+from emu.errors import InputError
+from tests.shared_data import SHARED, needs_shared
+
+HEADER = (
+    "id,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
+    "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,ttft_ms,tpot_ms"
+)
+COLUMNS = HEADER.split(",")
+ROW = {
+    "id": "a",
+    "source": "inferencex-test",
+    "model": "Qwen/Qwen3-32B",
+    "precision": "fp8",
+    "gpu": "H100-SXM",
+    "gpus": "2",
+    "engine": "vllm",
+    "version": "0.19.0",
+    "mode": "aggregated",
+    "tp": "2",
+    "spec": "none?",
+    "isl": "256",
+    "osl": "32",
+    "load_kind": "closed_loop_concurrency",
+    "load_value": "2",
+    "ttft_ms": "50",
+    "tpot_ms": "10",
+}
+
+
+def table(directory: Path, *rows: dict[str, str]) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / "points.csv"
+    lines = [",".join((ROW | row).get(column, "") for column in COLUMNS) for row in rows]
+    path.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
+    return path
+
+
+def test_a_row_becomes_a_configuration_with_the_published_conditions(tmp_path: Path) -> None:
+    points, unread = read_points(table(tmp_path, {"precision": "fp8", "load_value": "7"}))
+    assert unread == []
+    config = config_from_text(configuration(Job(points[0])), "point")
+    assert config.workload.concurrency == 7
+    assert config.workload.synthetic is not None
+    assert config.workload.synthetic.requests == 70
+    lengths = config.workload.synthetic.prompt
+    assert (lengths.min, lengths.max) == (204, 256)
+    assert config.model.dtype == "fp8"
+    assert config.replicas[0].tensor_parallel == 2
+    assert not config.scheduler.prefix_caching
+
+
+def test_lengths_are_fixed_where_the_source_does_not_draw_them(tmp_path: Path) -> None:
+    points, _ = read_points(table(tmp_path, {"source": "nvidia-aic-gap-analysis"}))
+    assert points[0].least_share == 1.0
+    assert points[0].is_doubtful
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"engine": "lmdeploy"}, "engine lmdeploy"),
+        ({"gpus": ""}, "number of GPUs not known"),
+        ({"gpus": "8"}, "8 GPUs, tp 2, pp 1"),
+        ({"dp": "2"}, "attention data parallelism"),
+        ({"gpu": "Gaudi4"}, "GPU Gaudi4"),
+        ({"load_kind": "poisson_qps"}, "load poisson_qps"),
+        ({"load_value": ""}, "load_value (not stated)"),
+        ({"ttft_ms": ""}, "no mean latencies"),
+        ({"tpot_ms": "fast"}, "tpot_ms 'fast'"),
+        ({"isl": "10.5"}, "isl 10.5"),
+    ],
+)
+def test_a_row_that_says_too_little_is_left_out_with_its_reason(
+    tmp_path: Path, changed: dict[str, str], reason: str
+) -> None:
+    points, unread = read_points(table(tmp_path, changed))
+    assert points == []
+    assert [one.reason for one in unread] == [reason]
+
+
+def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "6", "tp": "", "p_workers": "2", "p_tp": "1"}
+    points, _ = read_points(table(tmp_path, row | {"d_workers": "1", "d_tp": "4"}))
+    assert [(s.role, s.count, s.tensor_parallel) for s in points[0].servers] == [
+        ("prefill", 2, 1),
+        ("decode", 1, 4),
+    ]
+    assert points[0].gpus == 6
+
+
+def test_a_sample_goes_in_turn_through_the_strata_and_depends_on_the_seed(tmp_path: Path) -> None:
+    rows = [{"id": f"q{i}", "load_value": str(i)} for i in range(1, 9)]
+    rows += [{"id": "l", "model": "meta-llama/Llama-3.1-8B"}]
+    points, _ = read_points(table(tmp_path, *rows))
+    two = sampled(points, 2, 0)
+    assert {point.model for point in two} == {"Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B"}
+    assert sampled(points, 4, 0)[:2] == two
+    assert sampled(points, 0, 0) == points
+    assert len({sampled(points, 3, seed)[0].point_id for seed in range(20)}) > 1
+
+
+def test_a_point_is_emulated_and_its_error_told(tmp_path: Path) -> None:
+    table(tmp_path, {}, {"id": "b", "spec": "unknown"})
+    board = point_board(tmp_path, sample=0, seed=0)
+    (row,) = board.compared
+    assert row.kind == "dense"
+    assert 1 < row.emulated.tpot_ms < 100
+    assert row.error("tpot_ms") == pytest.approx(100 * (row.emulated.tpot_ms / 10 - 1))
+    assert board.left_out == {"whether drafts were on is not known": 1}
+    names = {(group.by, group.name) for group in groups_of(board.compared)}
+    assert ("engine, GPU, precision, kind", "vllm, H100-SXM5-80GB, fp8, dense") in names
+
+
+def test_a_peers_errors_stand_beside(tmp_path: Path) -> None:
+    table(tmp_path, {})
+    (tmp_path / "peer.csv").write_text("id,tool,ttft_ms,tpot_ms\na,other,75,9\n", encoding="utf-8")
+    board = point_board(tmp_path, sample=0, seed=0)
+    assert board.compared[0].peers["other"]["ttft_ms"] == pytest.approx(50)
+    assert board.groups[0].peers["other"]["tpot_ms"].median == pytest.approx(10)
+
+
+def test_a_model_that_nobody_knows_is_left_out(tmp_path: Path) -> None:
+    table(tmp_path, {}, {"id": "b", "model": "someone/Unknown-9B"})
+    board = point_board(tmp_path, sample=0, seed=0)
+    assert len(board.compared) == 1
+    assert any("Unknown-9B" in reason for reason in board.left_out)
+
+
+def test_the_command_says_what_it_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(tmp_path, {}, {"id": "b", "dp": "8"})
+    assert main(["fidelity", str(tmp_path), "--json", "-j", "1"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["left_out"] == {"attention data parallelism": 1}
+    assert document["points"][0]["error_percent"].keys() == {"ttft_ms", "tpot_ms"}
+    assert main(["fidelity", str(tmp_path), "-j", "1"]) == 0
+    assert "1 points, 1 rows left out" in capsys.readouterr().out
+
+
+def test_a_table_without_a_usable_row_is_an_input_error(tmp_path: Path) -> None:
+    table(tmp_path, {"dp": "8"})
+    with pytest.raises(InputError, match=r"no point can be emulated .1 rows: attention data"):
+        point_board(tmp_path, sample=0, seed=0)
+
+
+def test_a_file_of_another_kind_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    assert tables_below(tmp_path) == []
+    with pytest.raises(InputError, match="this is no point table"):
+        read_points(tmp_path / "x.csv")
+
+
+@needs_shared
+def test_every_published_row_is_a_point_or_has_a_reason() -> None:
+    for path in tables_below(SHARED / "silicon"):
+        points, unread = read_points(path)
+        with path.open(encoding="utf-8") as file:
+            rows = sum(1 for _ in file) - 1
+        assert len(points) + len(unread) == rows, path.name
+
+
+@needs_shared
+def test_a_published_point_is_emulated_as_published() -> None:
+    points, _ = read_points(SHARED / "silicon" / "inferencex.csv")
+    usable = [p for p in points if p.speculation == "none" and not p.is_doubtful]
+    dense = next(p for p in usable if p.model.endswith("Llama-3.1-70B") and p.clients <= 8)
+    found = emulate(Job(dense, SHARED / "silicon" / "model-configs"))
+    assert found.refused == ""
+    assert found.tpot_ms == pytest.approx(dense.tpot_ms, rel=0.3)
