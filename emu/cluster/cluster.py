@@ -13,29 +13,27 @@ from emu.autoscale.scaler import Scaler
 from emu.catalogue.sizes import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
-    GpuSharing,
-    Scalers,
     Shared,
-    TierBook,
     build_columns,
     build_dispatch,
     build_doors,
     build_insight,
     build_intake,
-    build_live,
     build_queue,
     build_rejecter,
     build_replica,
-    build_watchers,
     fault_handlers,
     join_waves,
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
+from emu.cluster.control_loops import Scalers
 from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
+from emu.cluster.gpu_sharing import GpuSharing
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
+from emu.cluster.tier_book import TierBook
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
@@ -56,6 +54,7 @@ from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.migration.live import LiveMigrator
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
 
@@ -139,12 +138,19 @@ class Cluster:
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
-        self.watchers |= build_watchers(shared, self.replicas, self.pools, self.history)
+        if any(its_plan.role != "colocated" for its_plan in plan.replicas):
+            from emu.cluster.build_migration import build_watchers
+
+            self.watchers |= build_watchers(shared, self.replicas, self.pools, self.history)
         self._is_shared = [r.shared for r in plan.replicas]
         self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands, self.note)
-        self.live = build_live(shared, self)
+        self.live: LiveMigrator | None = None
+        if config.migration.rebalance or config.migration.drain:
+            from emu.cluster.build_migration import build_live
+
+            self.live = build_live(shared, self)
         self._make_loops(shared)
         if self.history is not None and self.history.follows_steps:
             rejecters = [pool.rejecter for pool in self.pools]
