@@ -39,7 +39,7 @@ replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
 replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
 replica/flight/layered replica/flight/relay
 routing/policies
-cluster/cluster cluster/gateway cluster/recorder
+cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/records report/itl report/csvtext
 """.split()  # noqa: SIM905
 

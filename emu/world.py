@@ -176,7 +176,6 @@ class World:
         """A world that was not finished leaves nothing open."""
         self.discard()
 
-    # --- look at it ---------------------------------------------------------------------------
     @property
     def now_s(self) -> float:
         """Emulated seconds since the start."""
@@ -200,7 +199,6 @@ class World:
         """At the end of a run: what only the cluster knows of it, for the summary."""
         return run_facts(self.cluster)
 
-    # --- tell it ------------------------------------------------------------------------------
     def tell(self, table: CommandTable | FaultTable) -> None:
         """A command or a fault, as if the configuration had its table.
 
@@ -237,7 +235,6 @@ class World:
         """A replica crashes now; `[recovery]` says what becomes of its requests."""
         self.strike({"kind": "replica_crash", "replica": replica_id})
 
-    # --- run it -------------------------------------------------------------------------------
     async def live(self) -> Outcome:
         """Run to the end on its own clock, in an event loop if that clock needs one.
 
@@ -269,7 +266,6 @@ class World:
             self._running.send(None)
         return self.now_s
 
-    # --- finish it ----------------------------------------------------------------------------
     def finish(self) -> Summary:
         """Run to the end if it is not there, write the results, and return their summary.
 

@@ -34,6 +34,7 @@ MUTATING = frozenset(
 )
 HOLDERS = (
     "request.py",
+    "cluster/dispatch.py",
     "cluster/gateway.py",
     "replica/",
     "scheduling/",
@@ -86,7 +87,7 @@ OWNERS = {
     "KvRejecter": ("autoscale/kv_reject.py", ("autoscale/kv_reject.py",)),
     "HostCache": ("autoscale/loads.py", ("autoscale/loads.py",)),
     "Sight": ("autoscale/snapshot.py", ("autoscale/snapshot.py",)),
-    "Dispatch": ("cluster/gateway.py", ("cluster/gateway.py",)),
+    "Dispatch": ("cluster/dispatch.py", ("cluster/dispatch.py",)),
     "Recorder": ("cluster/recorder.py", ("cluster/recorder.py",)),
     "GpuSharing": ("cluster/gpu_sharing.py", ("cluster/gpu_sharing.py",)),
     "TierBook": ("cluster/tier_book.py", ("cluster/tier_book.py",)),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Action, words
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends
-from emu.cluster.gateway import Dispatch
+from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import (
     Plan,
     ReplicaPlan,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
     from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
-    from emu.cluster.insight import Insight
+    from emu.cluster.own_policies import OwnPolicies
     from emu.faults.injector import Handler
     from emu.features.base import Column, Door
     from emu.migration.live import LiveMigrator
@@ -72,18 +72,32 @@ class Shared(NamedTuple):
     backends: SharedBackends
     tiers: TierBook
     observers: Observers
-    insight: Insight | None
+    own_policies: OwnPolicies | None
+    has_prefixes: bool
+    """Requests may share prefixes: caches are kept."""
+    leap: bool | None
+    """Overrides the configuration."""
 
 
-def build_insight(
+class Pool(Protocol):
+    """What the replicas of one model share."""
+
+    queue: PrefillQueue | None
+    relay: RelayBoard
+    members: list[ReplicaHandle]
+    replicas: list[Replica]
+    """Those of all models."""
+
+
+def build_own_policies(
     plan: Plan, kernel: Kernel, replicas: Sequence[ReplicaHandle], watchers: Mapping[int, Watcher]
-) -> Insight | None:
+) -> OwnPolicies | None:
     """What policies of a user's own see; None in a run without any."""
     if not any(True for _ in plugins_of(plan.config, plan.replicas)):
         return None
-    from emu.cluster.insight import Insight
+    from emu.cluster.own_policies import OwnPolicies
 
-    return Insight(plan.config, kernel, replicas, watchers)
+    return OwnPolicies(plan.config, kernel, replicas, watchers)
 
 
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
@@ -99,15 +113,15 @@ def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
 
 def build_dispatch(
     shared: Shared,
-    members: Sequence[ReplicaHandle],
+    pool: Pool,
     actors: Sequence[Actor],
-    queue: PrefillQueue | None,
     *,
     match: Callable[[int, Request], int],
     holds: Callable[[int, Request], bool],
 ) -> Dispatch:
     """Routing of one model's requests. `actors`: of all replicas."""
-    config, insight = shared.plan.config, shared.insight
+    config, policies = shared.plan.config, shared.own_policies
+    members = pool.members
     plans = [shared.plan.replicas[replica.replica_id] for replica in members]
     served = plans[0].served
     _, table = shared.plan.tables_of_models.get(served, (0, None))
@@ -119,32 +133,23 @@ def build_dispatch(
             pool="prefill" if members[0].model == 0 else f"prefill of {served}",
             match=match,
             holds=holds,
-            own=make_plugin if insight is None else insight.make,
-            look=None if insight is None else insight.look,
+            own=make_plugin if policies is None else policies.make,
+            look=None if policies is None else policies.look,
         ),
         members,
         actors,
-        queue=queue,
+        queue=pool.queue,
         delay_ns=ms_to_ns(config.router.signal_delay_ms),
         max_model_tokens=max(r.max_model_tokens for r in plans),
         outstanding_max=0 if table is None else table.max_outstanding,
     )
 
 
-def build_replica(
-    shared: Shared,
-    plan: ReplicaPlan,
-    *,
-    board: RelayBoard,
-    peers: Sequence[Replica],
-    queue: PrefillQueue | None,
-    has_prefixes: bool,
-    leap: bool | None,
-) -> Replica:
-    """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
+def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
+    """A replica with its scheduler and latency backend."""
     config = shared.plan.config
     latency = shared.backends.of(plan.latency_context(config))
-    scheduler = _scheduler(shared, plan, latency, queue, has_prefixes=has_prefixes, leap=leap)
+    scheduler = _scheduler(shared, plan, latency, pool.queue)
     name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
@@ -160,8 +165,8 @@ def build_replica(
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
     )
-    replica.relaying.board = board
-    replica.relaying.peers = peers
+    replica.relaying.board = pool.relay
+    replica.relaying.peers = pool.replicas
     replica.model = shared.plan.model_indices[plan.served]
     if plan.has_front_end and plan.engine is not None:
         replica.books.stream = OutputStream(plan.engine)
@@ -218,12 +223,12 @@ def _scheduler(
     plan: ReplicaPlan,
     latency: LatencyBackend,
     queue: PrefillQueue | None,
-    *,
-    has_prefixes: bool,
-    leap: bool | None,
 ) -> Scheduler:
-    table, insight, config = plan.scheduler, shared.insight, shared.plan.config
-    own = make_plugin if insight is None else partial(insight.make, replica_id=plan.replica_id)
+    table, config = plan.scheduler, shared.plan.config
+    own, policies = make_plugin, shared.own_policies
+    if policies is not None:
+        own = partial(policies.make, replica_id=plan.replica_id)
+    leap = table.leap if shared.leap is None else shared.leap
     parts = [
         part
         for feature in plan.features
@@ -235,8 +240,8 @@ def _scheduler(
         block_size=table.block_size,
         max_model_tokens=plan.max_model_tokens,
         pipeline_stages=plan.pipeline_parallel,
-        prefix_caching=table.caches_prefixes and has_prefixes,
-        leap=not must_step and (table.leap if leap is None else leap),
+        prefix_caching=table.caches_prefixes and shared.has_prefixes,
+        leap=leap and not must_step,
         kv_layout=plan.kv_layout,
     )
     return make_scheduler(

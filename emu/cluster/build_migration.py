@@ -62,11 +62,11 @@ def build_watchers(
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:
         on_taken = partial(_note_taken, shared.kernel, history)
-    plans, config, insight = shared.plan.replicas, shared.plan.config, shared.insight
+    plans, config, policies = shared.plan.replicas, shared.plan.config, shared.own_policies
     policy = decode_policy(config)
     own = see = None
-    if insight is not None and is_import_path(policy):
-        own, see = insight.placement(), insight.view  # one for all
+    if policies is not None and is_import_path(policy):
+        own, see = policies.placement(), policies.view  # one for all
     tables = [
         {
             (plan.scheduler.policy, plan.scheduler.block_size)
@@ -119,7 +119,8 @@ def _kv_of(plan: ReplicaPlan, config: Config, *, holds_halves: bool) -> Kv:
 
 def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator:
     """The actor that moves running requests."""
-    table, insight = shared.plan.config.migration, shared.insight
+    table, policies = shared.plan.config.migration, shared.own_policies
+    is_own = policies is not None and is_import_path(table.policy)
     replicas = shared.plan.replicas
     decoding = next((r for r in replicas if r.role == "decode"), replicas[0])
     return LiveMigrator(
@@ -127,6 +128,6 @@ def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator:
         table,
         block_size=decoding.scheduler.block_size,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
-        own=insight.migration() if insight is not None and is_import_path(table.policy) else None,
-        see=None if insight is None else insight.view,
+        own=policies.migration() if policies is not None and is_own else None,
+        see=None if policies is None else policies.view,
     )
