@@ -16,7 +16,8 @@ from emu.autoscale.planner import Rates
 from emu.autoscale.scaler import Scaler, ScalerWorld
 from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
-from emu.cluster.plan import Plan, ReplicaPlan, override
+from emu.cluster.plan import Plan, ReplicaPlan
+from emu.cluster.replica_group import override
 from emu.config.schema import AutoscaleTable
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid

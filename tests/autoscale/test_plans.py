@@ -23,7 +23,7 @@ from emu.autoscale.snapshot import (
     Snapshot,
     Target,
 )
-from emu.cluster.plan import static_roles
+from emu.cluster.roles import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS
 from emu.config.schema import AutoscaleTable, ReplicaTable
