@@ -514,7 +514,7 @@ def bundle(
     --------
     emu bundle runs/static runs/live --out artifact.tar.gz
     """
-    from emu.runs.again import bundle as pack
+    from emu.runs.bundle import bundle as pack
 
     members = pack(runs, out)
     if not quiet:
@@ -547,7 +547,7 @@ def log(
     --------
     emu log runs/static runs/live --to mlflow --project scaling
     """
-    from emu.runs.again import log_runs
+    from emu.runs.trackers import log_runs
 
     for name in log_runs(runs, to, project):
         if not quiet:

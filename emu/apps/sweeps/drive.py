@@ -48,8 +48,9 @@ from emu.process.pool import Pool, pool_of
 from emu.report.atomic import write_text
 from emu.report.drawn import Draws
 from emu.rng import rng_stream
+from emu.runs.keys import Keys
 from emu.runs.runner import execute
-from emu.runs.store import Keys, Store
+from emu.runs.store import Store
 
 # --- points: which ones a grid, a list or a random sweep has; the order is part of the result -----
 POINTS_MAX = 100_000

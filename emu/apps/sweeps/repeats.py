@@ -46,9 +46,10 @@ from emu.report.drawn import (
 )
 from emu.report.table import number
 from emu.rng import rng_stream
+from emu.runs.keys import Keys
 from emu.runs.run_json import Origin
 from emu.runs.runner import adjust, execute
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.store import Store, kept_results
 
 # --- seeds: means with intervals, and two such sets compared --------------------------------------
 # runs/a/seed-42/ ... the runs runs/a/seeds.json seeds, and of every figure the mean, half its 95 %
