@@ -24,8 +24,11 @@ START_REPLICAS: Final = (4096, 16_384)
 OUTPUT_TOKENS: Final = (25, 100, 400, 1600)
 
 _NODE: Final = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 8\ncount = {nodes}\n'
+_LIMITS: Final = "scheduler = { max_num_seqs = 256, max_num_batched_tokens = 2048 }\n"
+"""Those of the other emulators; H100's own are larger."""
 ROLES: Final = _NODE.format(nodes=1) + (
-    '[[replicas]]\nrole = "prefill"\ncount = 4\n[[replicas]]\nrole = "decode"\ncount = 4\n'
+    f'[[replicas]]\nrole = "prefill"\ncount = 4\n{_LIMITS}'
+    + f'[[replicas]]\nrole = "decode"\ncount = 4\n{_LIMITS}'
     + '[router]\ndecode_policy = "first_free"\n'  # as in the published figures
 )
 _BURST: Final = (
@@ -75,7 +78,7 @@ def synthetic(requests: int, rate: float, output: int, prompt: int = 1000) -> st
 
 def colocated(count: int) -> str:
     """Machines and replicas without roles."""
-    return _NODE.format(nodes=-(-count // 8)) + f"[[replicas]]\ncount = {count}\n"
+    return _NODE.format(nodes=-(-count // 8)) + f"[[replicas]]\ncount = {count}\n{_LIMITS}"
 
 
 WARM_UP: Final = Case("warm-up", "", 10, colocated(1) + synthetic(10, 1.0, 10))
@@ -164,8 +167,8 @@ def build_cases() -> list[Case]:
     moon = TRACE.parent / "mooncake_conversation.jsonl"
     cached = '[scheduler]\nprefix_caching = true\n[workload]\noversized = "clip"\n'
     astra = '[latency]\nbackend = "astra-sim"\n'
-    two_of_four = _NODE.format(nodes=1) + "[[replicas]]\ncount = 2\ntensor_parallel = 4\n"
-    stages = _NODE.format(nodes=1) + "[[replicas]]\npipeline_parallel = 4\n"
+    two_of_four = _NODE.format(nodes=1) + f"[[replicas]]\ncount = 2\ntensor_parallel = 4\n{_LIMITS}"
+    stages = _NODE.format(nodes=1) + f"[[replicas]]\npipeline_parallel = 4\n{_LIMITS}"
     group = colocated(4) + 'data_parallel_group = "a"\n'
     return [
         *azure_cases(AZURE_REQUESTS),

@@ -55,6 +55,9 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     """What a patch attends to in windowed layers; 0 = there are none."""
     full_layers: int = 0
     """Layers without a window; they are all where there is no window."""
+    beside_params: int = 0
+    """Parameters besides its layers: of patches, positions and the way to the decoder; 0 = small,
+    or not known."""
 
     @property
     def params(self) -> int:
@@ -81,16 +84,31 @@ def read_tower(config: Mapping[str, Any]) -> Tower | None:
     patches = merge * merge if isinstance(merge, int) else _PATCHES.get(kind, 0)
     window = _WINDOW_PATCHES.get(kind, 0)
     full = vision.get("fullatt_block_indexes")
+    ffn = number("intermediate_size", "vt_intermediate_size") or 4 * hidden
+    beside = 0
+    if number("projector_input_dim"):  # Llama 4: patches shuffled together, then three products
+        side, wide = number("patch_size"), number("projector_output_dim")
+        positions = (number("image_size") // side) ** 2 + 1 if side else 0
+        beside = hidden * (3 * side * side + positions)
+        beside += patches * hidden * number("projector_input_dim") + wide * wide
+        beside += number("vision_output_dim") * _decoder_width(config)
     return Tower(
         hidden=hidden,
         layers=layers,
         heads=number("num_heads", "num_attention_heads", "vt_num_attention_heads") or 16,
-        ffn=number("intermediate_size", "vt_intermediate_size") or 4 * hidden,
+        ffn=ffn,
+        beside_params=beside,
         patches_per_token=patches,
         levels=1 + _STACKED_LEVELS if kind in _STACKED else 1,
         window_patches=window,
         full_layers=(len(full) if isinstance(full, list) else layers // 8) if window else layers,
     )
+
+
+def _decoder_width(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    width = (text if isinstance(text, Mapping) else config).get("hidden_size", 0)
+    return width if isinstance(width, int) else 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -439,7 +457,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tower_params(self) -> int:
         """Parameters of the vision tower."""
-        return 0 if self.tower is None else self.tower.params
+        return 0 if self.tower is None else self.tower.params + self.tower.beside_params
 
     @property
     def moe_layer_count(self) -> int:

@@ -168,7 +168,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens)
     scheduler = filled(group.scheduler, group.bound, server)
     engine, tp = _counted_engine(group), table.tensor_parallel
-    reserve = 0
+    reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
         kept = engine.memory.kept(
             model,
@@ -177,7 +177,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
             max_num_seqs=scheduler.requests_max,
             max_num_batched_tokens=scheduler.tokens_max,
         )
-        reserve = kept.total_bytes
+        reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     features, layout = group.features, group.layout
     memory = engine_plan(
         model,
@@ -189,7 +189,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + sum(one.reserve_bytes(scheduler, model) for one in features),
+        reserve_bytes=reserve + beside,
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(group),
         block_bytes=0 if layout is None else layout.block_bytes,

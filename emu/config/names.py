@@ -31,14 +31,17 @@ class EngineWords(NamedTuple):
 
     versions: tuple[str, ...]
     """Modeled, the oldest first."""
-    default: str
-    """The version where none is given."""
     policies: tuple[str, ...]
     """Values of `scheduler.policy` that are this engine's own; the first is its default."""
 
+    @property
+    def default(self) -> str:
+        """The version where none is given: the newest."""
+        return self.versions[-1]
+
 
 ENGINES: Final[dict[str, EngineWords]] = {
-    "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), default="0.15", policies=("vllm",)),
+    "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), policies=("vllm",)),
 }
 """Serving engines by name. Policies of no engine are those of simulators, and go with any."""
 NO_ENGINE: Final = "none"

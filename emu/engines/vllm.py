@@ -20,6 +20,7 @@ import msgspec
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, VllmTable
+from emu.config.tables.serving import SMALL_MAX_NUM_BATCHED_TOKENS, SMALL_MAX_NUM_SEQS
 from emu.engines.bundle import Engine, Server
 from emu.kv.memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
@@ -32,6 +33,13 @@ _FUSED_BYTES_MAX: Final = {
     "blackwell": {2: 64 * MIB, 4: 32 * MIB, 8: MIB},
 }
 """FlashInfer's all-reduce with residual and norm behind it: the largest, by ranks."""
+
+_LARGE_GIB: Final = 70
+_NEVER_LARGE: Final = "a100"
+"""GPUs with such a name have the limits of small ones, whatever their memory is."""
+_LARGE_LIMITS: Final = (8192, 1024)
+_SMALL_LIMITS: Final = (SMALL_MAX_NUM_BATCHED_TOKENS, SMALL_MAX_NUM_SEQS)
+"""Tokens of a step and sequences that `vllm serve` allows where nothing is said."""
 
 
 class VllmMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +71,20 @@ class VllmMemory(msgspec.Struct, frozen=True, kw_only=True):
         each = rule.logit_bytes if rows <= _MANY_ROWS else rule.logit_bytes_many
         # Logits are gathered: every rank holds those of the whole vocabulary.
         sampler = each * rows * spec.vocab + 2 * tokens * hidden
+        encoder = encoded = 0
+        if spec.tower is not None:
+            # What a step may encode is encoded at once.
+            tower, patches = spec.tower, tokens * spec.tower.patches_per_token
+            encoder = 2 * patches * (tower.hidden + ceil_div(tower.ffn, tp)) * element_bytes
+            encoded = tokens * tower.levels * hidden
         rotary = spec.latent.qk_rope_head_dim if spec.latent is not None else spec.head_dim
         return EngineMemory(
             rotary_bytes=0 if spec.position_rows else spec.max_position * rotary * element_bytes,
             layers_bytes=layers,
             sampler_bytes=sampler,
             context_bytes=rule.context_bytes + (rule.parallel_bytes if tp > 1 else 0),
+            encoder_bytes=encoder,
+            encoded_bytes=encoded,
         )
 
 
@@ -99,10 +115,21 @@ def vllm_kernels(model: EngineModel) -> VllmKernels:
 
 
 def vllm_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
-    """What `vllm serve` takes for limits that are not given."""
+    """What `vllm serve` takes for limits that are not given; 0.11 to 0.19 agree.
+
+    The class `LLM` takes more tokens (16,384 on large GPUs, 8,192 on others), and 0.19 twice as
+    much of both with `--performance-mode throughput`: keys can say so.
+    """
     if not isinstance(table, VllmTable):
         return table
-    return table.stated()
+    gpu, longest = server.gpu, server.max_model_tokens
+    is_large = gpu.reported_gib >= _LARGE_GIB and _NEVER_LARGE not in gpu.name.lower()
+    tokens, seqs = _LARGE_LIMITS if is_large else _SMALL_LIMITS
+    if not table.chunked_prefill:
+        tokens = max(tokens, longest)  # a prompt is one step
+    tokens = table.max_num_batched_tokens or min(tokens, (table.max_num_seqs or seqs) * longest)
+    seqs = table.max_num_seqs or min(seqs, tokens)
+    return msgspec.structs.replace(table, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _engine(version: str, model: EngineModel) -> Engine:

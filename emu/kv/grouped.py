@@ -59,6 +59,15 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
             return max(0, processed_tokens - 1)
         return 0
 
+    def computed_tokens_to_skip(self, tokens: int) -> int:
+        """The least number of computed tokens that leaves so many behind (of groups that do)."""
+        if self.keeps == "window":
+            return tokens + self.limit_tokens - 1
+        if self.keeps == "chunk":
+            return ceil_div(tokens, self.limit_tokens) * self.limit_tokens
+        assert self.keeps == "state"
+        return tokens + 1
+
     def blocks_held(self, tokens: int, in_flight_tokens: int) -> int:
         """Most blocks of a window or chunk of a sequence of so many tokens (vLLM's admission)."""
         whole = ceil_div(tokens, self.block_tokens)
@@ -281,6 +290,18 @@ class _Block(msgspec.Struct, gc=False):
     """(hash of the prefix, group) under which the block can be found."""
 
 
+class _Still(msgspec.Struct, gc=False):
+    """How far a sequence may go on while no table of it changes."""
+
+    computed_tokens: int
+    """Nothing is left behind by fewer computed tokens than this."""
+    slots: int
+    """What it holds has so many slots in every group."""
+
+
+_FOREVER: Final = 1 << 62
+
+
 class GroupedPool:
     """Blocks for several groups of layers; ids count from 1."""
 
@@ -305,6 +326,9 @@ class GroupedPool:
         self._state_slots = 1 + draft_tokens
         self.evicted_blocks = 0
         self._tables: dict[int, list[list[int]]] = {}
+        self._still: dict[int, _Still] = {}
+        """Of sequences that hold blocks for all they needed when last asked. Most steps of a
+        sequence fill a block that it has, and look at nothing else."""
         self._blocks: dict[int, _Block] = {}
         self._used = 0
         """Ids up to this one have been used."""
@@ -483,8 +507,19 @@ class GroupedPool:
         Frees first what the request's windows have left behind: vLLM does so at every attempt,
         whether or not the blocks suffice afterwards.
         """
+        still = self._still.get(request.request_id)
+        if (
+            still is not None
+            and target_tokens <= still.slots
+            and request.computed_tokens < still.computed_tokens
+        ):
+            return 0
         self._forget(request)
-        return self._missing(request, target_tokens, hit)
+        missing = self._missing(request, target_tokens, hit)
+        tables = self._tables.get(request.request_id)
+        if not missing and tables is not None:
+            self._still[request.request_id] = self._still_of(request.computed_tokens, tables)
+        return missing
 
     def grow(
         self,
@@ -496,6 +531,11 @@ class GroupedPool:
     ) -> None:
         """Touch the blocks hit, take the rest, index what is full at the target length."""
         slots = target_tokens + ahead_tokens
+        reached = request.prompt_tokens + request.generated_tokens
+        still = self._still.get(request.request_id)
+        if still is not None and slots <= still.slots:
+            self.index(request, had_tokens, min(target_tokens, reached))
+            return
         missing = self._missing(request, slots, hit)
         assert missing <= self.blocks_free
         tables = self._tables_of(request)
@@ -507,17 +547,18 @@ class GroupedPool:
         for group, table in zip(self.layout.groups, tables, strict=True):
             self._extend(group, table, slots)
         self._count(request)
-        reached = request.prompt_tokens + request.generated_tokens
         self.index(request, had_tokens, min(target_tokens, reached))
 
     def index(self, request: Request, had_tokens: int, tokens: int) -> None:
         """Blocks that became full between the two lengths can be found from now on."""
         if not self.prefix_caching:
             return
-        keys = self.keys_of(request)
-        tables = self._tables[request.request_id]
         unit = self.layout.block_tokens
         had_tokens, tokens = had_tokens // unit * unit, tokens // unit * unit
+        if had_tokens == tokens:
+            return
+        keys = self.keys_of(request)
+        tables = self._tables[request.request_id]
         for number, (group, table) in enumerate(zip(self.layout.groups, tables, strict=True)):
             size = group.block_tokens
             for entry in range(had_tokens // size, tokens // size):
@@ -529,6 +570,7 @@ class GroupedPool:
 
     def release(self, request: Request) -> None:
         """All of the request's blocks lose a reference, group by group, last block first."""
+        self._still.pop(request.request_id, None)
         for table in self._tables.pop(request.request_id, []):
             self._drop(table)
         request.kv_blocks = 0
@@ -546,6 +588,7 @@ class GroupedPool:
     def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
         """Return the blocks of a request that left with its KV: its tables go."""
         assert count == len(block_ids)
+        self._still.pop(request_id, None)
         for table in self._tables.pop(request_id, []):
             self._drop(table)
 
@@ -557,6 +600,7 @@ class GroupedPool:
         """Blocks from `take` now belong to the request; its full ones are indexed."""
         assert count == len(block_ids) == self.blocks_at(request.computed_tokens)
         fresh = iter(block_ids)
+        self._still.pop(request.request_id, None)
         tables = self._tables[request.request_id] = []
         for group in self.layout.groups:
             kept = self._kept_entries(group, request.computed_tokens)
@@ -568,6 +612,7 @@ class GroupedPool:
         """Forget everything; all blocks are free."""
         self.blocks_free = self.blocks_total
         self._tables.clear()
+        self._still.clear()
         self._blocks.clear()
         self._free_first.clear()
         self._free_last.clear()
@@ -647,6 +692,22 @@ class GroupedPool:
                 table[entry] = NULL_BLOCK
             self._unreference(freed)
         self._count(request)
+
+    def _still_of(self, computed_tokens: int, tables: Sequence[Sequence[int]]) -> _Still:
+        """For a sequence that has just left behind what its windows let it."""
+        found = _Still(_FOREVER, _FOREVER)
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            if group.keeps == "state" and not self.prefix_caching:
+                continue
+            size = group.block_tokens
+            found.slots = min(found.slots, len(table) * size)
+            if group.keeps == "all":
+                continue
+            left = group.skipped_tokens(computed_tokens) // size
+            found.computed_tokens = min(
+                found.computed_tokens, group.computed_tokens_to_skip((left + 1) * size)
+            )
+        return found
 
     def _count(self, request: Request) -> None:
         held = [block for table in self._tables[request.request_id] for block in table if block]

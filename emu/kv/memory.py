@@ -253,11 +253,16 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     sampler_bytes: int
     """Peak of the sampler in it, with the hidden states that are still held."""
     context_bytes: int
+    encoder_bytes: int = 0
+    """Peak of a tower in it, before the layers run."""
+    encoded_bytes: int = 0
+    """What the tower has made, held while layers and sampler run. Not in `total_bytes`: in its
+    place comes the cache of a feature that encodes."""
 
     @property
     def total_bytes(self) -> int:
         """What KV blocks cannot have."""
-        peak = max(self.layers_bytes, self.sampler_bytes)
+        peak = max(self.layers_bytes, self.sampler_bytes, self.encoder_bytes)
         return self.rotary_bytes + peak + self.context_bytes
 
 

@@ -11,8 +11,10 @@ from typing import NamedTuple, Self
 import msgspec
 
 from emu.cluster.plan import Plan
+from emu.cluster.replica_group import override
+from emu.config.check import overridden
 from emu.config.load import effective_dict
-from emu.config.schema import Config
+from emu.config.schema import Config, SchedulerTable
 from emu.process.version import __version__, build, revision
 from emu.runs.inputs import Names, recorded
 from emu.units import NS_PER_S
@@ -54,6 +56,38 @@ def engine_facts(plan: Plan) -> list[dict[str, object]]:
     return [{"replicas": ids, **dict(zip(names, key, strict=True))} for key, ids in alike.items()]
 
 
+def with_limits(config: Config, plan: Plan) -> Config:
+    """The configuration with the keys of schedulers that its engines have filled in.
+
+    They stand in [scheduler] where they are the same everywhere, else in the tables of replicas.
+    A table whose machines have different GPUs, and one of several models, stays as it is.
+    """
+    groups = plan.config.replicas
+    tables: list[list[SchedulerTable]] = [[] for _ in groups]
+    for replica in plan.replicas:
+        known = tables[replica.group]
+        if replica.scheduler not in known:
+            known.append(replica.scheduler)
+    found: list[dict[str, object]] = []
+    for table, known in zip(groups, tables, strict=True):
+        before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
+        told: dict[str, object] = msgspec.to_builtins(before)
+        full: dict[str, object] = msgspec.to_builtins(known[0])
+        changed = {key: value for key, value in full.items() if value != told[key]}
+        found.append(changed if len(known) == 1 else {})
+    is_one = all(one == found[0] for one in found)
+    if is_one and not any("policy" in table.scheduler for table in groups):
+        scheduler = overridden(config.scheduler, found[0])
+        return msgspec.structs.replace(config, scheduler=scheduler)
+    if groups != config.replicas:
+        return config
+    replicas = [
+        msgspec.structs.replace(table, scheduler=table.scheduler | more)
+        for table, more in zip(groups, found, strict=True)
+    ]
+    return msgspec.structs.replace(config, replicas=replicas)
+
+
 def run_json(
     config: Config,
     plan: Plan,
@@ -76,7 +110,7 @@ def run_json(
         "config_file": names.at_home(source),
         "command": names.at_home(origin.command) if origin else None,
         "overrides": names.all_at_home(origin.overrides) if origin else [],
-        **recorded(effective_dict(config), directory),
+        **recorded(effective_dict(with_limits(config, plan)), directory),
         "engines": engine_facts(plan),
         "versions": {
             "emu": __version__,

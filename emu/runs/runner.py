@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from emu.cluster.backends import range_warnings
+from emu.cluster.plan import make_plan
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
@@ -24,7 +25,7 @@ from emu.process.exits import held
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.summary import Summary
 from emu.runs.inputs import Names
-from emu.runs.run_json import Began, Origin, run_json
+from emu.runs.run_json import Began, Origin, run_json, with_limits
 from emu.units import NS_PER_S
 from emu.workload.opened import refused_warning
 from emu.world import Outcome, Ports, World, emulate, prepare
@@ -156,18 +157,20 @@ def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     return config
 
 
-def kept_apart(config: Config) -> Config:
+def kept_apart(config: Config, source: str) -> Config:
     """The config with a directory of its own, if its directory holds a run of another one.
 
-    A run of the same configuration is replaced: it has the same results.
+    A run of the same configuration is replaced: it has the same results. `source` is what messages
+    call the configuration. Raises InputError as `make_plan` does.
     """
     first = Path(config.output.dir)
     if not first.exists():
         return config
+    whole = with_limits(config, make_plan(config, source, imports=False))
 
     def holds_another(place: Path) -> bool:
         found = find(place, "summary.json")
-        return found is not None and not _is_same(config, found)
+        return found is not None and not _is_same(whole, found)
 
     place = next_free(first, holds_another)
     if place == first:
@@ -189,7 +192,10 @@ def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
 
 
 def _is_same(config: Config, summary: Path) -> bool:
-    """True if a run in the directory of this summary had the same configuration, and ended."""
+    """True if a run in the directory of this summary had the same configuration, and ended.
+
+    `config` has the limits that engines fill in.
+    """
     import json
 
     try:
@@ -220,7 +226,7 @@ def run_command(
 
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     if not force:
-        config = kept_apart(config)
+        config = kept_apart(config, str(path))
     log = None
     if log_level != "off":
         from emu.log import make_log
@@ -242,7 +248,6 @@ def run_command(
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
         assert result.summary is not None
-        from emu.cluster.plan import make_plan
         from emu.runs.engine_lines import engine_line, served_lines
 
         say = _print_summary(result.summary)

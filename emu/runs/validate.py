@@ -16,7 +16,7 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.cluster.prepare import prepare
 from emu.config.check import blaming, placing
 from emu.config.load import load_config
-from emu.config.schema import Config, SchedulerTable
+from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
@@ -110,12 +110,19 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         **_kv_facts(replica),
         **_feature_facts(replica, config),
         "engine": replica.engine_label,
-        "scheduler": replica.scheduler.policy,
+        "scheduler": _scheduler_fact(replica.scheduler),
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
     }
+
+
+def _scheduler_fact(table: SchedulerTable) -> str:
+    """The policy; of vLLM's also its limits, which an engine may have filled in."""
+    if not isinstance(table, VllmTable):
+        return table.policy
+    return f"{table.policy}: {table.requests_max:,} requests, {table.tokens_max:,} tokens a step"
 
 
 def _feature_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:

@@ -13,7 +13,7 @@ from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config import names
-from emu.config.load import config_from_dict, config_from_text
+from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.names import ENGINES, EngineWords, engine_words
 from emu.config.schema import SchedulerTable
 from emu.engines.bundle import Engine, Server
@@ -28,6 +28,7 @@ from emu.errors import InputError
 from emu.kv.memory import EngineMemory, MemoryRule
 from emu.latency.context import KernelPaths, PlainKernels
 from emu.latency.engine import EngineModel
+from emu.runs.run_json import with_limits
 
 ENGINE = BUNDLES["vllm-0.15"].model
 
@@ -43,7 +44,7 @@ def test_the_configuration_knows_the_engines_that_there_are() -> None:
     said = {(name, version) for name, words in ENGINES.items() for version in words.versions}
     assert said == {(engine.name, engine.version) for engine in BUNDLES.values()}
     for name, words in ENGINES.items():
-        assert words.default in words.versions
+        assert words.default == words.versions[-1], "the newest"
         assert find_engine(name).version == words.default
         assert all(label == engine.label == engine.model.name for label, engine in BUNDLES.items())
 
@@ -150,6 +151,103 @@ def test_simulators_schedulers_go_with_any_engine() -> None:
     assert replica('[engine]\nname = "none"\n').scheduler.policy == "vllm"
 
 
+# --- limits that are not given --------------------------------------------------------------------
+@pytest.mark.parametrize("version", ENGINES["vllm"].versions)
+@pytest.mark.parametrize(
+    ("gpu", "limits"),
+    [
+        ("H100-SXM5-80GB", (1024, 8192)),
+        ("MI300X", (1024, 8192)),
+        ("A800-SXM4-80GB", (1024, 8192)),
+        ("A100-SXM4-80GB", (256, 2048)),
+        ("A100-SXM4-40GB", (256, 2048)),
+        ("L40S", (256, 2048)),
+    ],
+)
+def test_limits_are_those_of_the_server_on_the_gpu(
+    version: str, gpu: str, limits: tuple[int, int]
+) -> None:
+    tables: dict[str, Any] = {
+        "engine": {"version": version},
+        "nodes": [{"gpu": gpu, "gpus": 2}],
+        "replicas": [{"role": "prefill"}, {"role": "decode"}],
+    }
+    found = make_plan(config_from_dict(tables)).replicas
+    assert [limits_of(one) for one in found] == [limits, limits]
+
+
+@pytest.mark.parametrize(("gib", "limits"), [(70.71, (1024, 8192)), (70.70, (256, 2048))])
+def test_what_the_driver_reports_counts(gib: float, limits: tuple[int, int]) -> None:
+    # Of a GPU without a known figure, 99 % is reported.
+    gpu = {"name": "mine", "memory_gib": gib, "memory_gbytes_per_s": 2000, "tflops_fp16": 300}
+    tables: dict[str, Any] = {"nodes": [{"gpu": gpu, "gpus": 1}]}
+    assert limits_of(make_plan(config_from_dict(tables)).replicas[0]) == limits
+    gpu["name"] = "NVIDIA A100 of mine"
+    assert limits_of(make_plan(config_from_dict(tables)).replicas[0]) == (256, 2048)
+
+
+@pytest.mark.parametrize(
+    ("keys", "longest", "limits"),
+    [
+        ({"max_num_seqs": 64}, 0, (64, 8192)),
+        ({"max_num_batched_tokens": 512}, 0, (512, 512)),
+        ({"max_num_seqs": 2}, 100, (2, 200)),
+        ({"max_num_seqs": 300, "max_num_batched_tokens": 100}, 0, (300, 100)),
+        ({"chunked_prefill": False}, 0, (1024, 131_072)),
+        ({"chunked_prefill": False}, 4000, (1024, 8192)),
+    ],
+)
+def test_a_given_limit_stands_and_bounds_the_other(
+    keys: dict[str, Any], longest: int, limits: tuple[int, int]
+) -> None:
+    tables: dict[str, Any] = {"nodes": [{"gpu": "H200", "gpus": 1}], "scheduler": keys}
+    tables["model"] = {"max_model_tokens": longest}
+    assert limits_of(make_plan(config_from_dict(tables)).replicas[0]) == limits
+
+
+def limits_of(one: ReplicaPlan) -> tuple[int, int]:
+    return one.scheduler.requests_max, one.scheduler.tokens_max
+
+
+def test_the_configuration_of_a_run_tells_the_limits() -> None:
+    large, small = {"gpu": "H100", "gpus": 1}, {"gpu": "L40S", "gpus": 1}
+    one = with_its_limits({"nodes": [large]})
+    assert one["scheduler"]["max_num_seqs"] == 1024
+    assert one["replicas"][0]["scheduler"] == {}
+    apart = with_its_limits({"nodes": [large, small], "replicas": [{}, {}]})
+    assert apart["scheduler"]["max_num_seqs"] == 0
+    found = [group["scheduler"] for group in apart["replicas"]]
+    assert found == [
+        {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
+        {"max_num_seqs": 256, "max_num_batched_tokens": 2048},
+    ]
+    # Machines of both kinds under one table: it cannot say, and is the same again anyway.
+    mixed = with_its_limits({"nodes": [large, small], "replicas": [{"count": 2}]})
+    assert mixed["replicas"][0]["scheduler"] == {}
+
+
+@pytest.mark.parametrize("policy", ["vllm", "fcfs"])
+def test_a_group_of_another_policy_keeps_its_keys(policy: str) -> None:
+    other = {"scheduler": {"policy": "fcfs" if policy == "vllm" else "vllm"}}
+    tables = {"nodes": [{"gpu": "H100", "gpus": 2}], "replicas": [{}, other]}
+    told = with_its_limits({**tables, "scheduler": {"policy": policy}})
+    full = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+    found = [group["scheduler"] for group in told["replicas"]]
+    assert found == [full, other["scheduler"]] if policy == "vllm" else [{}, full | found[1]]
+    again = make_plan(config_from_dict(told)).replicas
+    assert [one.scheduler.policy for one in again] == [policy, other["scheduler"]["policy"]]
+
+
+def with_its_limits(tables: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as run.json has it; a plan of it is the plan."""
+    config = config_from_dict(tables)
+    plan = make_plan(config)
+    told = effective_dict(with_limits(config, plan))
+    again = make_plan(config_from_dict(effective_dict(with_limits(config, plan))))
+    assert again.replicas == plan.replicas
+    return told
+
+
 # --- constants in a file --------------------------------------------------------------------------
 def test_an_engine_comes_back_from_its_file(tmp_path: Path) -> None:
     changed = msgspec.structs.replace(ENGINE, step_ns=123, sampler="triton")
@@ -227,7 +325,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         kernels=toy_kernels,
         defaults=toy_defaults,
     )
-    monkeypatch.setitem(names.ENGINES, "toy", EngineWords(("1.0",), "1.0", ("orca",)))
+    monkeypatch.setitem(names.ENGINES, "toy", EngineWords(("1.0",), ("orca",)))
     monkeypatch.setitem(BUNDLES, made.label, made)
     yield made
 

@@ -177,7 +177,7 @@ def test_every_published_row_is_a_point_or_has_a_reason() -> None:
 @needs_shared
 def test_a_published_point_is_emulated_as_published() -> None:
     points, _ = read_points(SHARED / "silicon" / "inferencex.csv")
-    usable = [p for p in points if p.speculation == "none" and not p.is_doubtful]
+    usable = [p for p in points if p.drafts == "none" and not p.is_doubtful]
     dense = next(p for p in usable if p.model.endswith("Llama-3.1-70B") and p.clients <= 8)
     found = emulate(Job(dense, SHARED / "silicon" / "model-configs"))
     assert found.refused == ""

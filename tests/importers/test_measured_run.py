@@ -62,6 +62,17 @@ def config_of(directory: Path, gpu: str = "") -> tuple[Config, str]:
     return load_config(directory / "cluster.toml"), workload
 
 
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [({"vllm_version": "0.15.1"}, "0.15"), ({"vllm_version": "0.18.0"}, "0.15")],
+)
+def test_a_run_has_the_version_that_was_measured(
+    tmp_path: Path, said: dict[str, str], version: str
+) -> None:
+    config, _ = config_of(write_case(tmp_path / "case", META | said))
+    assert (config.engine.name, config.engine.version) == ("vllm", version)
+
+
 def test_the_engines_record_says_the_machine(tmp_path: Path) -> None:
     config, workload = config_of(write_case(tmp_path / "case", META))
     assert config.nodes[0].gpu == "RTX4090"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from emu.catalogue import sizes
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
+from emu.engines.registry import BUNDLES
+from emu.units import GIB
 
 LOGGED = (
     # model, max_num_batched_tokens, blocks of 16 tokens in the log (max_num_seqs 128, vLLM 0.15)
@@ -56,6 +61,29 @@ def test_what_the_sampler_may_need_is_not_for_blocks() -> None:
 
 def test_a_later_sampler_leaves_more_blocks() -> None:
     assert blocks(LLAMA, seqs=512, engine={"version": "0.19"}) > blocks(LLAMA, seqs=512)
+
+
+def test_a_tower_is_held_and_tried_before_blocks_are_counted() -> None:
+    scout, tp = "meta-llama/Llama-4-Scout-17B-16E", 4
+    spec = lookup_model(scout)
+    assert spec.tower is not None
+    # Published: 108.64 B parameters; norms and biases of the tower (0.6 M) are not counted.
+    total = sizes.parameter_count(spec) + spec.tower_params
+    assert total == pytest.approx(108_641_793_536, rel=1e-5)
+    found = blocks(scout, tokens=8192, seqs=256, tp=tp)
+    engine = BUNDLES["vllm-0.15"]
+    kept = engine.memory(engine.model).kept
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    told = kept(spec, tp=tp, element_bytes=2, **limits)
+    assert told.encoded_bytes == 8192 * 5120 * 2
+    assert told.encoder_bytes == 4 * 8192 * 2 * (1408 + 5632 // tp) * 2
+    without = kept(msgspec.structs.replace(spec, tower=None), tp=tp, element_bytes=2, **limits)
+    assert without.total_bytes == told.total_bytes, "the sampler's peak is larger here"
+    usable = int(lookup_gpu("H100").reported_gib * GIB * 0.9)
+    weights = total * 2 // tp
+    block = 48 * 16 * 2 * (8 // tp) * 128 * 2
+    left = usable - weights - told.total_bytes - told.encoded_bytes
+    assert found == pytest.approx(left / block, rel=1e-3)
 
 
 def test_ranks_hold_communicators_besides() -> None:

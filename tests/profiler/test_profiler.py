@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from emu.tools import profiler
 
+from emu.apps import profiler
 from emu.apps.profiler import (
     COARSE,
     CudaTimer,

@@ -185,7 +185,7 @@ def test_a_run_says_how_well_its_engine_is_known(
         call(["run", str(config_file(tmp_path, gpu)), "-o", str(tmp_path / gpu)])
         out = capsys.readouterr().out
         lines[gpu] = next(
-            line for line in out.splitlines() if line.startswith("engine: vllm-0.15; mean TTFT")
+            line for line in out.splitlines() if line.startswith("engine: vllm-0.19; mean TTFT")
         )
     assert "prior of" in lines["H100-SXM5-80GB"]
     assert "none on L40S" in lines["L40S"]

@@ -83,9 +83,10 @@ def fidelity_command(
 ) -> int:
     """Find, emulate, print. Raises InputError if neither a run nor a point is found.
 
-    `sample`: points of the tables to emulate, 0 = all. Points (`emu/apps/fidelity/points/`) follow the runs, unless constants are fitted or learned.
-    Systems of which only a series over time is known (`emu/apps/fidelity/board.py`) follow the
-    board in a table of their own; nothing is fitted to them.
+    `sample`: points of the tables to emulate, 0 = all. Points (`emu/apps/fidelity/points/`) follow
+    the runs, unless constants are fitted or learned. Systems of which only a series over time is
+    known (`emu/apps/fidelity/board.py`) follow the board in a table of their own; nothing is fitted
+    to them.
     """
     processes = processes or len(os.sched_getaffinity(0))
     needs_runs = bool(left_out or fit_to or experiments or prior_to)

@@ -32,7 +32,8 @@ from emu.backends.llmservingsim import import_cluster
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.config.load import load_config
-from emu.config.names import json_object, read_input
+from emu.config.names import engine_words, json_object, read_input
+from emu.engines.registry import nearest_version
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
 from emu.process.exits import open_console
@@ -180,9 +181,19 @@ def case_config(
     text = _without_front_end(text)
     dataset = case.dataset if '_tok_ids"' in made else None
     tokens = f"tokens of {dataset.name}" if dataset is not None else "no tokens"
-    lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
+    lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", *_engine(case)]
+    lines.append("[workload]")
     lines.append(f"path = {json.dumps(workload)}  # lengths and arrivals as measured, {tokens}")
     return "\n".join(lines) + "\n", made
+
+
+def _engine(case: Case) -> list[str]:
+    """The version that was measured, or the newest older one that is modeled, as a table."""
+    _, version = engine_words(str(case.meta.get("vllm_version", "")))
+    if not version:
+        return []
+    modeled = nearest_version("vllm", version)
+    return ["[engine]", 'name = "vllm"', f"version = {json.dumps(modeled)}", ""]
 
 
 def _without_front_end(text: str) -> str:

@@ -250,6 +250,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     weights: str
     """Types of its weights and KV cache, in words."""
+    engine: str
+    """Name and version in one word."""
     rate_per_s: float
     objectives: list[str]
     has_prices: bool
@@ -317,6 +319,7 @@ def find_cluster(
     return Answer(
         model=spec.name,
         weights=_types_told(spec, tables),
+        engine=config_from_dict(dict(tables)).engine.label,
         rate_per_s=rate,
         objectives=[f"{o.label} <= {o.limit_ms:g} ms" for o in question.objectives],
         has_prices=question.has_prices,

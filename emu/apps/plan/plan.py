@@ -449,7 +449,12 @@ def write_page(answer: Answer, directory: Path) -> Path:
         "plan.html",
         title=f"emu: plan for {answer.model} ({answer.weights})",
         charts=_charts(answer),
-        facts=[f"{answer.rate_per_s:g} requests/s", *answer.objectives, f"{answer.runs} runs"],
+        facts=[
+            answer.engine,
+            f"{answer.rate_per_s:g} requests/s",
+            *answer.objectives,
+            f"{answer.runs} runs",
+        ],
         best=answer.rows[0].label,
         headroom=headroom,
         head=[

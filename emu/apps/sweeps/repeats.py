@@ -552,7 +552,7 @@ def draws_command(
     if count < 2:
         raise InputError("run", None, "--draws", "an interval needs 2 draws or more")
     if not force:
-        config = kept_apart(config)
+        config = kept_apart(config, str(path))
     result = run_draws(
         config,
         str(path),

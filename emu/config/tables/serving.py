@@ -50,7 +50,7 @@ class EngineTable(Table, kw_only=True, frozen=True):
 
     name: Annotated[str, doc("vllm, or none: kernels alone (docs/engines.md).")] = "vllm"
     version: Annotated[
-        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the default, or that of the learned file.")
+        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the newest, or that of the learned file.")
     ] = ""
     learned: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""The board of points: errors of emu and of a peer, by group; the series with unknown speculation.
+"""The board of points: errors of emu and of a peer, by group; series of which drafts are not known.
 
 An error is (emulated - measured) / measured in per cent. A group's bias is the median of the signed
 errors. Rows that are left out are counted by reason: a board that hides them flatters itself.
@@ -115,8 +115,8 @@ def point_board(
     point can be emulated.
     """
     points, unread, homes = _found(directory, only)
-    usable = [point for point in points if point.speculation != "unknown"]
-    unread += [Unread(p.point_id, NOT_SAID) for p in points if p.speculation == "unknown"]
+    usable = [point for point in points if point.drafts != "unknown"]
+    unread += [Unread(p.point_id, NOT_SAID) for p in points if p.drafts == "unknown"]
     drawn = sampled(usable, sample, seed)
     if not drawn:
         reasons = Counter(one.reason for one in unread).most_common(3)

@@ -72,7 +72,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     """Catalogue name."""
     servers: tuple[Servers, ...]
-    speculation: str
+    drafts: str
     """none, unknown (a series may be either), or what is stated (`mtp1`)."""
     load: Load
     clients: int
@@ -162,7 +162,7 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         precision=row.get("precision", "").lower().removesuffix("?"),
         gpu=_gpu(row["gpu"]),
         servers=servers,
-        speculation=_speculation(row.get("spec", "")),
+        drafts=_drafts(row.get("spec", "")),
         load=load,
         clients=_whole(row, "load_value"),
         prompt_tokens=_whole(row, "isl"),
@@ -222,7 +222,7 @@ def _pool(
     )
 
 
-def _speculation(text: str) -> str:
+def _drafts(text: str) -> str:
     plain = text.strip().lower()
     return "none" if plain in ("", "none", "none?") else _UNKNOWN if plain == _UNKNOWN else plain
 
