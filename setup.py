@@ -27,11 +27,14 @@ kernel/clock
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
-kv/blocks kv/radix
+kv/blocks kv/counting kv/free_list kv/keys kv/radix kv/tiers
 migration/watcher migration/outbound migration/transfer
-network/carrier network/flows network/links
-latency/base latency/packing latency/engine_steps
-latency/roofline latency/kernels
+network/carrier network/flows network/links network/max_min
+latency/base latency/ends latency/packing
+latency/engine_steps latency/sampling latency/front_end latency/jitter
+latency/roofline latency/layer_costs
+latency/kernels/products latency/kernels/experts latency/kernels/machine
+latency/kernels/attention latency/kernels/operations
 replica/actor replica/books replica/counters replica/crash replica/inbound replica/pace
 replica/ports replica/prerequisites replica/replica replica/serving replica/table replica/view
 replica/watch replica/mailbox replica/weights replica/gate

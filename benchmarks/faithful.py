@@ -19,9 +19,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from emu.backends.astra.trace import QUIRKS
+from emu.backends.astra.convert import QUIRKS
 from emu.lab.parity.cluster import read_cluster
-from emu.lab.parity.run import ParityOptions, ParityResult, ParityRun, make_instances, read_requests
+from emu.lab.parity.instance import ParityOptions, make_instances
+from emu.lab.parity.run import ParityResult, ParityRun, read_requests
 from emu.workload.items import Line
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -27,10 +27,11 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster import backends as registry
 from emu.config.load import load_config
 from emu.latency.base import BatchShape
-from emu.latency.engine import ASYNC_SCHEDULING, HostCosts
+from emu.latency.host_costs import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import Parallel, ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import find_bundle, read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import find_bundle, read_bundle
+from emu.latency.profile.rows import Parallel, ProfileModel
 from emu.latency.roofline import RooflineBackend
 from emu.process.exits import open_console
 from emu.report.compare import STATISTICS, Measurement, read_measurement, run_values, statistics

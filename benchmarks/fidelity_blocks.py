@@ -8,7 +8,7 @@ end, and a multiprocessor runs one at a time. Here they are dealt out as the GPU
 decodes of the first head, then of the second, each to the first multiprocessor that is free. All
 that run together share the memory's bandwidth, but none reads faster than one block can.
 
-Two paces, both from the bundle's own tables (`emu/latency/profile_tables.py`), give the time of
+Two paces, both from the bundle's own tables (`emu/latency/profile/attention.py`), give the time of
 such a batch beyond that of equal histories. The table compares it with the measurement, beside
 three others: no correction, the bundle's fitted fraction (LLMServingSim), and the closed form that
 emu uses, which knows number, mean, shortest and longest.
@@ -31,8 +31,8 @@ from benchmarks.fidelity import PROFILES
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.catalogue.sizes import kv_heads_per_rank
 from emu.latency.base import BatchShape
-from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_tables import BlockGrid, LayerAttention, paces_ps
+from emu.latency.profile.attention import BlockGrid, LayerAttention, paces_ps
+from emu.latency.profile.bundle import read_bundle
 from emu.process.exits import open_console
 
 _SHORTEST = 512

@@ -22,8 +22,9 @@ from rich.table import Table
 
 from benchmarks.fidelity import emulate, names
 from benchmarks.fidelity_makespans import MEASURED_S, makespan_s
-from emu.latency import engine, profile
-from emu.latency.engine import ASYNC_SCHEDULING
+from emu.latency import host_costs
+from emu.latency.host_costs import ASYNC_SCHEDULING
+from emu.latency.profile import backend
 from emu.process.exits import open_console
 
 _COMPILED = range(860, 1001, 20)
@@ -35,8 +36,8 @@ def errors(permille: int, layer_us: int) -> dict[str, float]:
     """By run, per cent: the mean absolute error of 15 metrics, or the makespan's error."""
     costs = msgspec.structs.replace(ASYNC_SCHEDULING, compiled_permille=permille)
     with (
-        mock.patch.object(profile, "_UNSCALED_LAYER_NS", layer_us * 1000),
-        mock.patch.object(engine, "ASYNC_SCHEDULING", costs),
+        mock.patch.object(backend, "_UNSCALED_LAYER_NS", layer_us * 1000),
+        mock.patch.object(host_costs, "ASYNC_SCHEDULING", costs),
     ):
         found = {}
         for run in names():

@@ -34,9 +34,9 @@ from benchmarks import fidelity
 from benchmarks.fidelity import MEASURED, SHARED, backends, emulate, names
 from emu.catalogue.lookup import lookup_gpu
 from emu.latency.base import BatchShape
-from emu.latency.engine import ASYNC_SCHEDULING
-from emu.latency.profile import ProfileBackend
-from emu.latency.profile_tables import BlockGrid, LayerAttention
+from emu.latency.host_costs import ASYNC_SCHEDULING
+from emu.latency.profile.attention import BlockGrid, LayerAttention
+from emu.latency.profile.backend import ProfileBackend
 from emu.process.exits import open_console
 from emu.scheduling.base import Batch
 from emu.scheduling.vllm import VllmScheduler

@@ -26,9 +26,11 @@ import msgspec
 import numpy as np
 
 from emu.config.schema import VllmTable
-from emu.features.speculation import Speculation, SpeculativeTable
-from emu.kv.blocks import NO_HIT, Hit
-from emu.kv.grouped import GroupedPool, KvGroup, KvLayout
+from emu.features.speculation.acceptance import Speculation
+from emu.features.speculation.keys import SpeculativeTable
+from emu.kv.counting import NO_HIT, Hit
+from emu.kv.grouped import GroupedPool
+from emu.kv.groups import KvGroup, KvLayout
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

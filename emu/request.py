@@ -129,7 +129,7 @@ class Request:
     block_keys_size: int
     """Tokens per block that `block_keys` are for."""
     chain: Any
-    """Content of its full blocks (`emu.kv.radix.Chain`); None until first looked up."""
+    """Content of its full blocks (`emu.kv.keys.Chain`); None until first looked up."""
     chain_block_size: int
     """Tokens per block that `chain` is for."""
     known_blocks: int

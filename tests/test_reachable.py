@@ -56,6 +56,7 @@ def unreached(names: dict[str, Path], entries: set[str]) -> list[str]:
 def entries(names: dict[str, Path]) -> set[str]:
     """Commands, the API, and classes that a shipped configuration names."""
     found = {name for name in names if name in ENTRIES or name.startswith("emu.cli.")}
+    found |= {name for name in names if name.endswith(".__main__")}
     for path in (ROOT / "configs").rglob("*.toml"):
         paths = re.findall(r'"(emu(?:\.\w+)+):\w+"', path.read_text(encoding="utf-8"))
         found |= with_parents(set(paths), names)

@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.kernels import tables
 from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import (
     EXPERT_UNITS,
     Decodes,
@@ -22,15 +22,10 @@ from emu.latency.coefficients import (
     Prompts,
     Residual,
 )
-from emu.latency.kernels import (
-    AttentionCost,
-    arithmetic_s,
-    block_rows,
-    collective_s,
-    grouped_s,
-    padded_rows,
-    soft_max,
-)
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.experts import block_rows, grouped_s, padded_rows
+from emu.latency.kernels.machine import collective_s
+from emu.latency.kernels.products import arithmetic_s, soft_max
 
 Point = tuple[GpuSpec, Any]
 

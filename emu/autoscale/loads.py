@@ -16,7 +16,7 @@ from emu.autoscale.snapshot import Load, Method, Target
 from emu.config.schema import AutoscaleTable
 from emu.kernel.clock import PRIORITY_NETWORK, Kernel
 from emu.network.carrier import Carried, Carrier
-from emu.network.placement import Grid, shard_paths
+from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import GIB, MIB, ms_to_ns, s_to_ns
 

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.profile_bundle import COUNT, TEXT, Kind, read_csv, read_header
-from emu.latency.profile_tables import Curve
+from emu.latency.profile.csv_table import COUNT, TEXT, Kind, read_csv, read_header
+from emu.latency.profile.tables import Curve
 
 DEVICES: Final = {
     "A40": "a40",
@@ -118,7 +119,7 @@ class VidurBackend:
         self.rest = rest
         self._model_layers = model_layers
         self._run_tokens = run_tokens
-        self.first_use_ns: tuple[int, ...] = getattr(rest, "first_use_ns", ())
+        self.first_use_ns = abilities_of(rest).first_use_ns
         self._replaced: dict[tuple[int, int, int], int] = {}
 
     def iteration_ns(self, shape: BatchShape) -> int:
@@ -170,7 +171,6 @@ class VidurBackend:
         )
 
 
-# --- reading -------------------------------------------------------------------------------------
 def device_name(gpu: str, hardware: str, source: str) -> str:
     """Vidur's folder of a GPU; `hardware` (`latency.hardware`) is that folder where it is given."""
     if hardware:

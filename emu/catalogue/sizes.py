@@ -1,7 +1,7 @@
 """Parameters and bytes of a model, from its architecture alone.
 
-Pure functions of `ModelSpec`; the exact physical sizes. (Simulators that this project is
-compared with count some of them otherwise; their rules live in `emu/kv/memory.py`.)
+Pure functions of `ModelSpec`; the exact physical sizes. (LLMServingSim counts some of
+them otherwise: `emu/kv/memory.py`.)
 
 Types: `dtype` "auto" means as published. Any other type applies to the matrices of the layers;
 embeddings, head, norms, router and biases stay at least 16 bits wide, as engines keep them.
@@ -9,13 +9,12 @@ embeddings, head, norms, router and biases stay at least 16 bits wide, as engine
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 import msgspec
 
-from emu.catalogue import sizes
-from emu.catalogue.model import BITS_PER_1024, Layer, ModelSpec
+from emu.catalogue.layers import Layer
+from emu.catalogue.model import BITS_PER_1024, ModelSpec
 from emu.units import ceil_div
 
 HALF: Final = ("float16", "bfloat16", "float32")
@@ -73,9 +72,6 @@ def weights_told(spec: ModelSpec, dtype: str) -> str:
 def kv_heads_per_rank(spec: ModelSpec, tp: int) -> int:
     """KV heads of one rank; replicated where there are more ranks than heads."""
     return max(1, ceil_div(spec.kv_heads, tp))
-
-
-# --- parameters ---------------------------------------------------------------------------------
 
 
 def attention_params(spec: ModelSpec, tp: int = 1) -> int:
@@ -167,9 +163,6 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 def _triple(size: LayerSize) -> tuple[int, int, int]:
     return size.linear, size.experts, size.other
-
-
-# --- bytes of weights ---------------------------------------------------------------------------
 
 
 def layer_weight_bytes(
@@ -269,9 +262,6 @@ def weight_segments(
     return (embedding_bytes(spec, tp, dtype), *layers, head_bytes(spec, tp, dtype))
 
 
-# --- bytes of KV --------------------------------------------------------------------------------
-
-
 def layer_kv_bytes_per_token(layer: Layer, dtype: str, tp: int = 1) -> int:
     """KV bytes of one token in one layer on one of `tp` ranks (`dtype` is a real type).
 
@@ -321,175 +311,3 @@ def _kinds_of_layers(spec: ModelSpec) -> list[Layer]:
     if spec.special_layers:
         return list(spec.special_layers)
     return [spec.layer(0)]
-
-
-# --------------------------------------------------------------------------------------------------
-# A drafter: which layers, weights and KV it adds to a target model.
-#
-# Owns `Draft` and the rules by vLLM's method: a head of EAGLE's kind or for
-# multi-token prediction is decoder layers of the target's own kind behind a projection of the
-# target's hidden states (and, with MTP and EAGLE, the embedded token), and shares embedding and
-# output matrix with the target. A draft model is a whole model. Pure.
-
-
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter, and how it hangs on its target."""
-
-    spec: ModelSpec
-    """Its layers as a model; embedding and head are those that it passes."""
-    input_params: int = 0
-    """Projection of hidden states in front of the layers, and its norms."""
-    shares_embedding: bool = True
-    """Embedding and output matrix are the target's."""
-    tensor_parallel: int = 1
-
-    def weight_bytes(self, dtype: str) -> int:
-        """Bytes on one rank beside the target's."""
-        spec, tp = self.spec, self.tensor_parallel
-        total = sum(
-            sizes.layer_weight_bytes(spec, index, tp, 0, dtype) for index in range(spec.layers)
-        )
-        total += sizes.weight_bytes(self.input_params // tp, sizes.activation_dtype(spec, dtype))
-        if not self.shares_embedding:
-            total += sizes.embedding_bytes(spec, tp, dtype) + sizes.head_bytes(spec, tp, dtype)
-        return total
-
-    def kv_bytes_token(self, kv_dtype: str, tp: int = 1) -> int:
-        """KV bytes of one token in all its layers on one of `tp` ranks."""
-        return sizes.kv_bytes_per_token_rank(self.spec, kv_dtype, tp)
-
-
-def head_layers(target: ModelSpec, count: int) -> ModelSpec:
-    """A model of `count` layers like the target's last one that attends to all tokens."""
-    like = next(
-        (
-            index
-            for index in range(target.layers - 1, -1, -1)
-            if (layer := target.layer(index)).latent is not None
-            or (layer.attention is not None and not layer.attention.window_tokens)
-        ),
-        target.layers - 1,
-    )
-    return msgspec.structs.replace(
-        target,
-        layers=count,
-        moe_layers=(target.is_moe_layer(like),) * count if target.moe_layers else (),
-        window=0,
-        window_layers=(),
-        special_layers=(target.special_layers[like],) * count if target.special_layers else (),
-        unquantized=(target.unquantized[like],) * count if target.unquantized else (),
-        extra_params=0,
-        tower=None,
-        mtp_layers=0,
-    )
-
-
-def mtp_draft(target: ModelSpec, tp: int) -> Draft:
-    """The published layers for multi-token prediction: a projection of 2 H to H and three norms."""
-    hidden = target.hidden
-    layers = target.mtp_layers
-    return Draft(
-        spec=head_layers(target, layers),
-        input_params=layers * (2 * hidden * hidden + 3 * hidden),
-        tensor_parallel=tp,
-    )
-
-
-def eagle_draft(target: ModelSpec, own: ModelSpec | None, inputs: int, tp: int) -> Draft:
-    """A head that reads `inputs` hidden states a token, with layers of its own or the target's."""
-    spec = head_layers(target, 1)
-    if own is not None:
-        spec = msgspec.structs.replace(own, vocab=target.vocab, hidden=target.hidden)
-    hidden = target.hidden
-    return Draft(spec=spec, input_params=inputs * hidden * hidden, tensor_parallel=tp)
-
-
-def model_draft(spec: ModelSpec, tp: int) -> Draft:
-    """A model of its own."""
-    return Draft(spec=spec, shares_embedding=False, tensor_parallel=tp)
-
-
-# --------------------------------------------------------------------------------------------------
-# Model FLOPs of a request: the arithmetic of its tokens, whatever a system spends on them.
-#
-# Two for each parameter that a token is multiplied with (routed experts as far as chosen, the
-# output matrix for generated tokens only), two for each element of queries, keys and values that
-# attention multiplies (a token attends to itself and to what its layer lets it see before), and the
-# recurrence of state-space layers. Norms, activations and softmax are left out, as is the rule; so
-# is work that is done again (MFU of PaLM, arXiv 2204.02311).
-
-
-class ModelFlops(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs by token and by pair of tokens of one model, on all its GPUs together."""
-
-    token: int
-    """Of each token that is computed, without attention."""
-    output: int
-    """Of the output matrix, for each generated token."""
-    pairs: tuple[tuple[int, int, int], ...]
-    """(window, chunk, FLOPs of a pair) of layers alike; a window or chunk of 0 has no limit."""
-
-    @property
-    def sees_all(self) -> bool:
-        """No layer limits what a token sees."""
-        return not any(window or chunk for window, chunk, _ in self.pairs)
-
-    def sums(self, tokens: int, pairs: int, outputs: int) -> int:
-        """FLOPs of so many tokens, pairs of tokens and generated tokens, where layers see all."""
-        pair = sum(flops for _, _, flops in self.pairs)
-        return self.token * tokens + pair * pairs + self.output * outputs
-
-    def span(self, first: int, last: int) -> int:
-        """FLOPs of the tokens at positions [first, last), without the output matrix."""
-        total = self.token * (last - first)
-        for window, chunk, flops in self.pairs:
-            total += flops * (_seen(last, window, chunk) - _seen(first, window, chunk))
-        return total
-
-    def request(self, prompt_tokens: int, hit_tokens: int, outputs: int) -> tuple[int, int]:
-        """FLOPs of the prompt with its first token, and of the tokens after that.
-
-        `hit_tokens` of the prompt were found in a cache. Nothing without a first token.
-        """
-        if outputs <= 0:
-            return 0, 0
-        prompt = self.span(hit_tokens, prompt_tokens) + self.output
-        rest = outputs - 1
-        return prompt, self.span(prompt_tokens, prompt_tokens + rest) + self.output * rest
-
-
-def _seen(tokens: int, window: int, chunk: int) -> int:
-    """Pairs of the first so many tokens with what each of them sees, itself included."""
-    if chunk:
-        whole, rest = divmod(tokens, chunk)
-        return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
-    if window and tokens > window:
-        return window * (window + 1) // 2 + (tokens - window) * window
-    return tokens * (tokens + 1) // 2
-
-
-def model_flops(spec: ModelSpec) -> ModelFlops:
-    """FLOPs of a model by token and by pair of tokens."""
-    tables = sizes.embedding_params(spec) + sizes.head_params(spec)
-    token = 2 * (sizes.active_parameter_count(spec) - tables - spec.extra_params)
-    pairs: Counter[tuple[int, int]] = Counter()
-    for index in range(spec.layers):
-        layer = spec.layer(index)
-        attention, latent, indexer = layer.attention, layer.latent, layer.indexer
-        if attention is not None:
-            width = attention.head_dim + attention.value_dim
-            reach = attention.window_tokens, attention.chunk_tokens
-            pairs[reach] += 2 * attention.heads * width
-        if latent is not None:
-            width = latent.qk_head_dim + latent.v_head_dim
-            reach = indexer.topk_tokens if indexer is not None else 0, 0
-            pairs[reach] += 2 * layer.latent_heads * width
-        if indexer is not None and indexer.owns_keys:
-            pairs[0, 0] += 2 * indexer.heads * indexer.head_dim
-        if layer.state is not None:
-            token += layer.state.flops_per_token
-    return ModelFlops(
-        token=token,
-        output=2 * spec.vocab * spec.hidden,
-        pairs=tuple((*reach, flops) for reach, flops in sorted(pairs.items())),
-    )

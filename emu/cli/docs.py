@@ -19,7 +19,7 @@ from rich import box
 from rich.table import Table
 
 from emu.apps.sweeps import sweepfile
-from emu.backends.aiconfigurator import covered_pairs
+from emu.backends.aiconfigurator.database import covered_pairs
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model

@@ -395,7 +395,7 @@ def import_cluster(
     output
         Write the configuration here instead.
     """
-    from emu.backends.llmservingsim import import_cluster as convert
+    from emu.backends.llmservingsim.convert import import_cluster as convert
 
     text = convert(file, profiles.absolute() if profiles is not None else None)
     if output is None:
@@ -537,8 +537,9 @@ def profile(
     max_context
         Longest history.
     """
-    from emu.apps.profiler import Limits, ProfileOptions, degrees
-    from emu.apps.profiler import profile as measure
+    from emu.apps.profiler.grid import Limits
+    from emu.apps.profiler.measure import ProfileOptions, degrees
+    from emu.apps.profiler.measure import profile as measure
 
     limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
     options = ProfileOptions(
@@ -758,9 +759,9 @@ def parity(
     habits
         Keep what the original does by accident.
     """
-    from emu.backends.astra.trace import QUIRKS
+    from emu.backends.astra.convert import QUIRKS
     from emu.lab.parity.command import run_parity
-    from emu.lab.parity.run import ParityOptions
+    from emu.lab.parity.instance import ParityOptions
 
     options = ParityOptions(
         max_num_seqs=max_num_seqs,

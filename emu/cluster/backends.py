@@ -6,7 +6,7 @@ with the run.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,20 +21,19 @@ from emu.config.schema import (
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.context import (
-    LatencyContext,
-    collectives,
-    engine_steps,
-    make_roofline,
-)
-from emu.latency.engine import HostCosts, host_costs
+from emu.latency.collectives import collectives
+from emu.latency.context import LatencyContext
+from emu.latency.host_costs import HostCosts, host_costs
+from emu.latency.make_roofline import engine_steps, make_roofline
 from emu.plugins import make_plugin
 from emu.policy import shown
 
 if TYPE_CHECKING:
-    from emu.latency.offload import PimAttention, WeightLoads
-    from emu.latency.profile_tables import BlockGrid
+    from emu.latency.offload.pim import PimAttention
+    from emu.latency.offload.weights import WeightLoads
+    from emu.latency.profile.attention import BlockGrid
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -44,7 +43,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     """
     inner = _corrected(_named(context), context)
     for part in context.parts:
-        from emu.latency.parts import AddedBackend  # most replicas have none
+        from emu.latency.added import AddedBackend  # most replicas have none
 
         inner = AddedBackend(inner, part.pricer(context))
     if context.parts:
@@ -59,7 +58,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     if inner.foreign:
         problem = "has no weights or attention outside the GPU"
         raise InputError(context.source, None, "latency.backend", f"{inner.name!r} {problem}")
-    from emu.latency.offload import OffloadedBackend
+    from emu.latency.offload.backend import OffloadedBackend
 
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
@@ -84,7 +83,7 @@ def weight_loads(context: LatencyContext) -> WeightLoads | None:
     table, source = context.placement, context.source
     if table is None:
         return None
-    from emu.latency.offload import GPU, Device, Placement, WeightLoads, device_of
+    from emu.latency.offload.weights import GPU, Device, Placement, WeightLoads, device_of
 
     placement = Placement(table, context.model.layers, source, context.key)
     if not placement.devices:
@@ -108,7 +107,7 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
     """Decode attention in memory; None if it runs on the GPU."""
     if not context.table.attention_offload:
         return None
-    from emu.latency.offload import PimAttention, pim_device
+    from emu.latency.offload.pim import PimAttention, pim_device
 
     if not context.node.pim:
         problem = "needs a machine whose memory computes: nodes.N.pim"
@@ -150,7 +149,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
     if table.backend == "astra-sim":
-        from emu.backends.astra.backend import make_astra
+        from emu.backends.astra.build import make_astra
 
         return make_astra(context)
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
@@ -196,7 +195,9 @@ def _vidur(
 def _aiconfigurator(
     context: LatencyContext, keys: AiconfiguratorTable, host: HostCosts
 ) -> LatencyBackend:
-    from emu.backends.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
+    from emu.backends.aiconfigurator.backend import AiconfiguratorBackend
+    from emu.backends.aiconfigurator.saved import find_table
+    from emu.backends.aiconfigurator.table import Wanted
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"
@@ -216,8 +217,9 @@ def _aiconfigurator(
 
 
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
-    from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile.backend import ProfileBackend
+    from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
     model = context.model
     if not table.path:
@@ -270,7 +272,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
 
 def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile_tables import BlockGrid
+    from emu.latency.profile.attention import BlockGrid
 
     name = hardware or context.gpu.name
     try:
@@ -281,17 +283,11 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     return BlockGrid.of(gpu, heads)
 
 
-def base_of(backend: LatencyBackend) -> LatencyBackend:
-    """The backend below what was put on top of it."""
-    inner: LatencyBackend | None = getattr(backend, "inner", None)
-    return backend if inner is None else inner
-
-
 def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
     """Where iterations may be larger than what was profiled; each once."""
     found: dict[str, None] = {}
     for latency, table in pairs:
-        beyond: Callable[[int, int], str] | None = getattr(base_of(latency), "beyond", None)
+        beyond = abilities_of(latency).beyond
         if beyond is not None:
             found[beyond(table.tokens_max, table.requests_max)] = None
     return [warning for warning in found if warning]
@@ -318,19 +314,16 @@ class SharedBackends:
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
         known = [backend for made in self._known.values() for _, backend in made]
-        closers: list[Callable[[], Awaitable[None]] | None] = [
-            getattr(backend, "aclose", None) for backend in map(base_of, known) if backend.foreign
-        ]
-        closing = [aclose for aclose in closers if aclose is not None]
+        closing = [close for one in known if (close := abilities_of(one).aclose) is not None]
         if not closing:
             return None
         import anyio
 
         problem: RunError | None = None
         with anyio.CancelScope(shield=True):
-            for aclose in closing:
+            for close in closing:
                 try:
-                    await aclose()
+                    await close()
                 except RunError as raised:
                     problem = problem or raised
         return problem

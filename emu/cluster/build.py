@@ -24,9 +24,9 @@ from emu.cluster.plan import (
 from emu.cluster.tier_book import TierBook
 from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
-from emu.latency.engine_steps import Intake, OutputStream
+from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.plugins import make_plugin
 from emu.replica.ports import Observers
 from emu.replica.prerequisites import TierTraffic
@@ -172,7 +172,7 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
         replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
-        from emu.latency.engine_steps import Jitter
+        from emu.latency.jitter import Jitter
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing

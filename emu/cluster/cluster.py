@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.autoscale.scaler import Scaler
-from emu.catalogue.sizes import model_flops
+from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,

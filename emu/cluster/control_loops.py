@@ -19,8 +19,9 @@ from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.cluster.replica_group import override
 from emu.config.schema import AutoscaleTable
+from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.replica import Replica
@@ -77,7 +78,7 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, s
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
         backend = replica.latency
         # A real process is not asked before the run, and stored counts know only its batches.
-        if backend.foreign or getattr(backend, "replays", False):
+        if backend.foreign or abilities_of(backend).replays:
             prefill = 10_000.0
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)

@@ -21,7 +21,8 @@ from emu.replica.replica import Replica
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from emu.latency.offload import OffloadedBackend, PimDevice
+    from emu.latency.offload.backend import OffloadedBackend
+    from emu.latency.offload.pim import PimDevice
 
 _BUSY_HOST: Final = 0.7
 """Part of full load of a host whose GPUs run."""
@@ -46,7 +47,7 @@ def energy_j(
     end_ns: int,
 ) -> dict[str, float]:
     """Energy of the whole cluster from the start to `end_ns`."""
-    from emu.latency.offload import OffloadedBackend
+    from emu.latency.offload.backend import OffloadedBackend
 
     seconds = end_ns / NS_PER_S
     machines = plan.topology.machines
@@ -144,6 +145,6 @@ def _attended_bytes(latency: OffloadedBackend, plan: ReplicaPlan, replica: Repli
 
 
 def _device(name: str) -> PimDevice:
-    from emu.latency.offload import pim_device
+    from emu.latency.offload.pim import pim_device
 
     return pim_device(name, "config", "nodes.pim")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
-from emu.latency.engine_steps import Intake
+from emu.latency.front_end import Intake
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.view import ReplicaHandle

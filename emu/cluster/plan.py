@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec, lookup_gpu
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.cluster.replica_group import KERNEL_TIMES, Divided, ReplicaGroup, divide_memory, read_group
 from emu.config.check import placing
 from emu.config.features import is_widened
@@ -32,9 +33,10 @@ from emu.config.schema import (
 )
 from emu.engines.bundle import BoundEngine
 from emu.errors import InputError
-from emu.kv.grouped import KvLayout
+from emu.kv.groups import KvLayout
 from emu.kv.memory import MemoryPlan
-from emu.latency.context import LatencyContext, PlainKernels, check_collectives
+from emu.latency.collectives import check_collectives
+from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Machine, Topology, build_topology
@@ -299,7 +301,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
         if context.latency.backend == "astra-sim":
-            from emu.backends.astra.backend import check_astra  # most runs have no graphs
+            from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
     for replica in replicas:

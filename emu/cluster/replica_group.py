@@ -13,9 +13,10 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import check_dtype
-from emu.catalogue.lookup import GpuSpec, lookup_model, model_from_file
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.check import engine_with, overridden
 from emu.config.features import is_widened
 from emu.config.schema import (
@@ -28,7 +29,7 @@ from emu.config.schema import (
 from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
-from emu.kv.grouped import KvLayout, kv_layout
+from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def _outside_bytes(group: ReplicaGroup) -> int:
     table, model = group.table, group.model
     if table.placement is None:
         return 0
-    from emu.latency.offload import Placement, bytes_by_device
+    from emu.latency.offload.weights import Placement, bytes_by_device
 
     placement = Placement(table.placement, model.layers, group.source, group.key)
     tp = table.tensor_parallel

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from emu.cluster.plan import Place, Plan, ReplicaPlan, tier_place, tier_users
-from emu.kv.blocks import LowerTier, chunk_tokens_for
+from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.units import GIB
 
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.config.names import ENGINES, engine_label
 from emu.config.schema import SchedulerTable
-from emu.kv.memory import MemoryRule
+from emu.kv.engine_memory import MemoryRule
 from emu.latency.context import KernelPaths
 from emu.latency.engine import EngineModel
 

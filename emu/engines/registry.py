@@ -152,7 +152,7 @@ def model_from_file(path: Path, base: str = "") -> EngineModel:
     """
     table = _document(path)
     for about in LEARNED_TABLES:
-        table.pop(about, None)  # emu/latency/engine.py and emu/apps/learn/session.py read them
+        table.pop(about, None)  # emu/latency/posterior.py and emu/apps/learn/session.py read them
     table.pop("base", None)
     before = BUNDLES[base_of(path) or base or engine_named("vllm").label].model
     try:

@@ -17,12 +17,12 @@ from typing import Final
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, VllmTable
 from emu.config.tables.serving import SMALL_MAX_NUM_BATCHED_TOKENS, SMALL_MAX_NUM_SEQS
 from emu.engines.bundle import Engine, Server
-from emu.kv.memory import EngineMemory
+from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import EngineModel
 from emu.units import MIB, ceil_div

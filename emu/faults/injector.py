@@ -21,7 +21,7 @@ from emu.errors import InputError
 from emu.faults.recovery import Recovery
 from emu.kernel.clock import PRIORITY_WORLD
 from emu.network.carrier import Carrier
-from emu.network.placement import Fate
+from emu.network.fates import Fate
 from emu.network.topology import Topology
 from emu.replica.events import Asked
 from emu.replica.states import DRAINING, LOADING, ReplicaState

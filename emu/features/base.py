@@ -20,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from emu.catalogue.lookup import GpuSpec
+from msgspec.structs import asdict
+
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Table
@@ -150,12 +152,10 @@ class Feature:
     values: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Keys of [scheduler] that random worlds vary, each with its values."""
 
-    # --- configuration ------------------------------------------------------------------------
     def problems(self, config: Config) -> Iterable[Problem]:
         """What is wrong across keys, as far as it needs no catalogue."""
         return ()
 
-    # --- planning -----------------------------------------------------------------------------
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether replicas of this configuration, with this scheduler, have it."""
         raise NotImplementedError
@@ -188,9 +188,9 @@ class Feature:
         """Refuse keys of a feature that is off."""
         for table, keys in self.keys if self.switch else ():
             if isinstance(scheduler, table):
-                given, default = keys_of(scheduler, keys), keys()
+                given, default = asdict(keys_of(scheduler, keys)), asdict(keys())
                 for name in keys.__struct_fields__:
-                    if getattr(given, name) != getattr(default, name):
+                    if given[name] != default[name]:
                         problem = f"means nothing without {self.switch}"
                         raise InputError(source, None, f"scheduler.{name}", problem)
 
@@ -227,7 +227,6 @@ class Feature:
         """Memory that the engine keeps for it on every rank, beside what it keeps anyway."""
         return 0
 
-    # --- building -----------------------------------------------------------------------------
     def pass_part(self, place: Place, config: Config) -> PassPart | None:
         """What it adds to the passes of a replica; None = they take as long as without it."""
         return None
@@ -240,7 +239,6 @@ class Feature:
         """What requests pass at the gateway because of it."""
         return None
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """What `emu validate` says of it, by name."""
         return {}
@@ -261,7 +259,6 @@ class Feature:
         as the table does."""
         return ("", "")
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

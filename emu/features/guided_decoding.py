@@ -22,9 +22,9 @@ from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import Fraction, NonNegative, Table, doc
 from emu.features.base import Column, Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import OTHER_BACKEND, OTHER_SCHEDULER, OUTSIDE, STAGES, Conflict
+from emu.latency.added import Pricer
 from emu.latency.base import BatchShape, Work
 from emu.latency.context import LatencyContext, PassPart
-from emu.latency.parts import Pricer
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part

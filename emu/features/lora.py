@@ -34,7 +34,7 @@ from emu.features.modes import (
 )
 from emu.latency.base import BatchShape, Work
 from emu.latency.context import LatencyContext, PassPart
-from emu.latency.kernels import Ops
+from emu.latency.kernels.operations import Ops
 from emu.request import Request
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, ceil_div
@@ -69,7 +69,6 @@ class Keys(Table, kw_only=True, frozen=True):
         return self.max_cpu_loras or self.max_loras
 
 
-# --- in the scheduler -----------------------------------------------------------------------------
 @final
 class LoraWork(Work):
     """What LoRA adapters add to an iteration."""
@@ -119,7 +118,6 @@ class Adapters(Part):
         """Adapters with a slot, the least recently used first."""
         self._host: dict[str, None] = {}
 
-    # --- running requests -------------------------------------------------------------------
     def may_run(self, request: Request) -> bool:
         """Whether the request may join the running ones."""
         adapter = request.adapter
@@ -140,7 +138,6 @@ class Adapters(Part):
             else:
                 del self._in_use[request.adapter]
 
-    # --- steps ------------------------------------------------------------------------------
     def take(self, needed: Iterable[str]) -> tuple[int, int]:
         """A step needs these adapters, each named once: loads from the disk, and from the host."""
         names = list(needed)
@@ -185,7 +182,6 @@ class Adapters(Part):
         self._on_gpu.clear()
         self._host.clear()
 
-    # --- seeing -----------------------------------------------------------------------------
     def holds(self, request: Request) -> bool:
         """Whether the request would find its adapter here."""
         return request.adapter in self._on_gpu or request.adapter in self._in_use
@@ -209,7 +205,6 @@ class Adapters(Part):
         return problems
 
 
-# --- in the passes --------------------------------------------------------------------------------
 def adapted_matrices(spec: ModelSpec, tp: int) -> list[tuple[int, int, int]]:
     """(inputs, outputs, how many of them in the model) of one rank's adapted matrices."""
     found: dict[tuple[int, int], int] = {}
@@ -293,7 +288,6 @@ class LoraPricer:
         return found
 
 
-# --- the feature ----------------------------------------------------------------------------------
 class Lora(Feature):
     """See the module's head."""
 
@@ -366,7 +360,6 @@ class Lora(Feature):
         keys = keys_of(place.scheduler, Keys)
         return Adapters(keys.max_loras, keys.host_slots)
 
-    # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """Slots, and what they take."""
         keys = keys_of(place.scheduler, Keys)
@@ -390,7 +383,6 @@ class Lora(Feature):
         loads = f"{figures['cold_loads']:,} read, {figures['host_loads']:,} copied"
         return "Adapters", loads
 
-    # --- random worlds ------------------------------------------------------------------------
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

@@ -24,8 +24,8 @@ def all_features() -> tuple[Feature, ...]:
 
 
 def module_of(feature: Feature) -> str:
-    """The name of a feature's module: what conflicts call it by."""
-    return type(feature).__module__.rpartition(".")[2]
+    """The name of a feature's module or package: what conflicts call it by."""
+    return type(feature).__module__.split(".")[2]
 
 
 def features_on(config: Config, scheduler: SchedulerTable) -> tuple[Feature, ...]:

@@ -1,7 +1,7 @@
 """Retention: the KV of a session between two turns is evicted after all other.
 
 The pool keeps the blocks of a turn that has ended at the tail of what it takes (`FreeList.keep` of
-`emu/kv/blocks.py`), least urgent priority first, for a time that the configuration gives. All of
+`emu/kv/free_list.py`), least urgent priority first, for a time that the configuration gives. All of
 them are free: keeping one refuses no request a block.
 """
 
@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import NonNegative, Table, doc
-from emu.features.base import Feature, OwnPolicy, Place, Tables
+from emu.features.base import OwnPolicy, Place, Tables
 from emu.features.modes import (
-    CACHED_STATES,
-    MODELS,
     NO_PREFIX_CACHE,
     OTHER_SCHEDULER,
-    PLANNER,
-    ROLES,
-    WINDOWS,
     Conflict,
 )
-from emu.kv.blocks import BlockPool, CountingPool, LowerTier
+from emu.features.pool import PoolFeature, all_tokens_only, colocated_only
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
+from emu.kv.tiers import LowerTier
 from emu.scheduling.parts import NO_LEAPS, Part
 from emu.units import s_to_ns
 
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _KEY: Final = "scheduler.retain_s"
-_ROLES: Final = "expected colocated replicas: others pass the KV on"
-_LAYERS: Final = "{model} has layers that keep other things than all tokens"
 
 
 class Keys(Table, kw_only=True, frozen=True):
@@ -72,7 +68,7 @@ class KeptBlocks(Part):
             self._pool.see_time(now_ns)
 
 
-class Retention(Feature):
+class Retention(PoolFeature):
     """See the module's head."""
 
     name = "retention between turns"
@@ -83,11 +79,8 @@ class Retention(Feature):
     forbids = ((NO_LEAPS, KeptBlocks.forbids_leap),)
     conflicts = (
         Conflict(NO_PREFIX_CACHE, _KEY, "keeps blocks for a prefix cache; prefix_caching is off"),
-        Conflict(ROLES, _KEY, _ROLES),
-        Conflict(MODELS, _KEY, _ROLES),
-        Conflict(PLANNER, _KEY, _ROLES),
-        Conflict(WINDOWS, _KEY, _LAYERS),
-        Conflict(CACHED_STATES, _KEY, _LAYERS),
+        *colocated_only(_KEY, "expected colocated replicas: others pass the KV on"),
+        *all_tokens_only(_KEY),
         Conflict(
             "skip_prefill", _KEY, "keeps nothing where workload.skip_prefill finds every prompt"
         ),
@@ -102,15 +95,13 @@ class Retention(Feature):
     def problems(self, config: Config) -> Iterable[Problem]:
         """KV stays between turns where its session comes back, in a cache that can find it."""
         common = config.scheduler
-        path = ("scheduler", "retain_s")
         tables = [group.scheduler for group in config.replicas]
         retain_s = keys_of(common, Keys).retain_s
         if not any(table.get("retain_s", retain_s) for table in tables):
             return
         if not all(table.get("prefix_caching", common.caches_prefixes) for table in tables):
-            yield path, self.said(NO_PREFIX_CACHE)
-        if any(group.role != "colocated" for group in config.replicas) or config.models:
-            yield path, self.said(ROLES)
+            yield ("scheduler", "retain_s"), self.said(NO_PREFIX_CACHE)
+        yield from self.problems_of_roles(config)
 
     def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part:
         """A pool that keeps blocks back."""
@@ -124,10 +115,6 @@ class Retention(Feature):
             drawn = values[int(rng.integers(len(values)))]
             if not tables["workload"].get("skip_prefill"):
                 scheduler["retain_s"] = drawn
-
-    def withdraw(self, tables: Tables) -> None:
-        """All blocks are alike."""
-        tables["scheduler"].pop("retain_s", None)
 
 
 FEATURE: Final = Retention()

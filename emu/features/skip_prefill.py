@@ -12,25 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, WorkloadTable
 from emu.config.tables import Table, doc
-from emu.features.base import Feature, OwnPolicy, Place, Tables
+from emu.features.base import OwnPolicy, Place, Tables
 from emu.features.modes import (
-    CACHED_STATES,
-    MODELS,
     OTHER_SCHEDULER,
-    PLANNER,
-    ROLES,
-    WINDOWS,
     Conflict,
 )
-from emu.kv.blocks import BlockPool, CountingPool, LowerTier, PresentPool
+from emu.features.pool import PoolFeature, all_tokens_only, colocated_only
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool, PresentPool
+from emu.kv.tiers import LowerTier
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
 if TYPE_CHECKING:
     import numpy as np
 
 _KEY: Final = "workload.skip_prefill"
-_ROLES: Final = "expected colocated replicas: there is nothing for prefill replicas to do"
-_LAYERS: Final = "{model} has layers that keep other things than all tokens"
 
 
 class Keys(Table, kw_only=True, frozen=True):
@@ -53,7 +49,7 @@ class PresentPrompts(Part):
         return PresentPool(blocks_total, block_size)
 
 
-class SkipPrefill(Feature):
+class SkipPrefill(PoolFeature):
     """See the module's head."""
 
     name = "skipping prefill"
@@ -63,12 +59,11 @@ class SkipPrefill(Feature):
     keys = ((WorkloadTable, Keys),)
     forbids = ((STEPS_BY_THE_RULE, PresentPrompts.forbids_cohort),)
     conflicts = (
-        Conflict(ROLES, _KEY, _ROLES),
-        Conflict(MODELS, _KEY, _ROLES),
-        Conflict(PLANNER, _KEY, _ROLES),
+        *colocated_only(
+            _KEY, "expected colocated replicas: there is nothing for prefill replicas to do"
+        ),
         Conflict(OTHER_SCHEDULER, _KEY, 'needs scheduler.policy = "vllm"'),
-        Conflict(WINDOWS, _KEY, _LAYERS),
-        Conflict(CACHED_STATES, _KEY, _LAYERS),
+        *all_tokens_only(_KEY),
     )
     example: ClassVar[Mapping[str, Any]] = {"workload": {"skip_prefill": True}}
 
@@ -80,12 +75,10 @@ class SkipPrefill(Feature):
         """What the file alone tells."""
         if not self.is_on(config, config.scheduler):
             return
-        path = ("workload", "skip_prefill")
-        if any(group.role != "colocated" for group in config.replicas) or config.models:
-            yield path, self.said(ROLES)
+        yield from self.problems_of_roles(config)
         common = config.scheduler.policy
         if any(group.scheduler.get("policy", common) != "vllm" for group in config.replicas):
-            yield path, self.said(OTHER_SCHEDULER)
+            yield ("workload", "skip_prefill"), self.said(OTHER_SCHEDULER)
 
     def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part:
         """A pool that has the prompts."""
@@ -95,10 +88,6 @@ class SkipPrefill(Feature):
         """Half of the worlds that can."""
         if rng.random() < 0.5:
             tables["workload"]["skip_prefill"] = True
-
-    def withdraw(self, tables: dict[str, Any]) -> None:
-        """Prompts are computed."""
-        tables["workload"].pop("skip_prefill", None)
 
 
 FEATURE: Final = SkipPrefill()

@@ -1,31 +1,25 @@
 """The memory planner: how many KV blocks a replica has beside its weights.
 
-Owns two rules, both pure functions of a model, a GPU and the parallel degrees:
-
-- `engine_plan`, the default. It budgets like vLLM (a part of the memory, less the weights, goes
-  to KV) with LLMServingSim's charge for the weights: every rank is charged embedding and head
-  whatever its pipeline stage, and no head norms or biases. Where that simulator's rule would be
-  physically wrong, the physical figure counts instead: KV heads are replicated when there are
-  more ranks than heads, latent KV is held by every rank, an uneven pipeline is judged by its
-  fullest stage, tied embeddings are held once, quantized weights take what they take.
-- `vidur_plan`, Vidur's rule: slots for requests of the greatest length, weights of the layers
-  only. It serves the schedulers that come from there, on request.
+Owns one rule (`engine_plan`), a pure function of a model, a GPU and the parallel degrees. It
+budgets like vLLM (a part of the memory, less the weights, goes to KV) with LLMServingSim's charge
+for the weights: every rank is charged embedding and head whatever its pipeline stage, and no head
+norms or biases. Where that simulator's rule would be physically wrong, the physical figure counts
+instead: KV heads are replicated when there are more ranks than heads, latent KV is held by every
+rank, an uneven pipeline is judged by its fullest stage, tied embeddings are held once, quantized
+weights take what they take.
 
 The charge is an upper bound of the physical weights, which `emu/catalogue/sizes.py` computes
-exactly; a plan carries both. Neither rule models activations or the context; `reserve_bytes` is
-for them, and an engine's own rule (`MemoryRule`) says how much it keeps.
+exactly; a plan carries both. The rule models neither activations nor the context; `reserve_bytes`
+is for them, and an engine's own rule (`engine_memory.py`) says how much it keeps.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
-
 import msgspec
 
 from emu.catalogue import sizes
+from emu.catalogue.drafts import Draft
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.errors import InputError
 from emu.units import GIB, ceil_div
 
@@ -33,7 +27,6 @@ from emu.units import GIB, ceil_div
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything derived from memory, for the block pool and for `emu validate`."""
 
-    rule: str
     memory_bytes: int
     """Of one GPU."""
     usable_bytes: int
@@ -54,8 +47,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     reserve_bytes: int = 0
     """Kept by the engine on one rank: activations, caches, libraries."""
-    request_slots: int = 0
-    """Vidur's rule only."""
 
     @property
     def kv_tokens(self) -> int:
@@ -106,28 +97,12 @@ def engine_plan(
         per_token += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
         whole_token += draft.kv_bytes_token(kv_dtype)
     if weights > memory_bytes:
-        raise InputError(
-            source,
-            None,
-            "weights",
+        problem = (
             f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs, which have "
-            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
+            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel"
         )
-    left = usable_bytes - weights - reserve_bytes - slot_bytes
-    block_bytes = block_bytes or per_token * block_size
-    num_blocks = left // block_bytes
-    if num_blocks < 1:
-        raise InputError(
-            source,
-            None,
-            "KV cache",
-            f"no block fits: {usable_bytes / GIB:.1f} GiB usable on each GPU, {weights / GIB:.1f} "
-            f"GiB of weights, {reserve_bytes / GIB:.1f} GiB kept by the engine, "
-            f"{block_bytes} bytes for a block of {block_size} tokens; "
-            "raise scheduler.gpu_memory_utilization or the parallel degrees",
-        )
-    return MemoryPlan(
-        rule="engine",
+        raise InputError(source, None, "weights", problem)
+    plan = MemoryPlan(
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
         weight_bytes_rank=weights,
@@ -135,12 +110,28 @@ def engine_plan(
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
-        kv_bytes_block_rank=block_bytes,
-        kv_bytes_rank=left,
+        kv_bytes_block_rank=block_bytes or per_token * block_size,
+        kv_bytes_rank=usable_bytes - weights - reserve_bytes - slot_bytes,
         reserve_bytes=reserve_bytes,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=0,
     )
+    return _with_blocks(plan, source)
+
+
+def _with_blocks(plan: MemoryPlan, source: str) -> MemoryPlan:
+    """The plan with as many blocks as fit. InputError: not one does."""
+    num_blocks = plan.kv_bytes_rank // plan.kv_bytes_block_rank
+    if num_blocks < 1:
+        problem = (
+            f"no block fits: {plan.usable_bytes / GIB:.1f} GiB usable on each GPU, "
+            f"{plan.weight_bytes_rank / GIB:.1f} GiB of weights, "
+            f"{plan.reserve_bytes / GIB:.1f} GiB kept by the engine, "
+            f"{plan.kv_bytes_block_rank} bytes for a block of {plan.block_size} tokens; "
+            "raise scheduler.gpu_memory_utilization or the parallel degrees"
+        )
+        raise InputError(source, None, "KV cache", problem)
+    return msgspec.structs.replace(plan, num_blocks=num_blocks)
 
 
 def engine_weight_bytes(
@@ -176,112 +167,3 @@ def _block_bytes(spec: ModelSpec, layer_index: int, tp: int, ep: int, dtype: str
         + sizes.weight_bytes(routed, sizes.expert_dtype(spec, dtype))
         + sizes.weight_bytes(other, sizes.activation_dtype(spec, dtype))
     )
-
-
-def vidur_layer_params(spec: ModelSpec, tp: int = 1) -> int:
-    """Parameters of one layer on one rank as Vidur counts them. InputError: not a dense model."""
-    if spec.experts is not None or spec.latent is not None:
-        raise InputError(
-            spec.source, None, spec.name, "Vidur's memory rule knows dense models only"
-        )
-    head_dim = spec.hidden // spec.heads
-    heads, kv_heads = spec.heads // tp, ceil_div(spec.kv_heads, tp)
-    attention = spec.hidden * head_dim * (2 * heads + 2 * kv_heads)
-    return attention + (3 if spec.gated_mlp else 2) * spec.hidden * spec.ffn // tp
-
-
-def vidur_plan(
-    spec: ModelSpec,
-    memory_gib: float,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    max_tokens: int = 4096,
-    block_size: int = 16,
-    margin: float = 0.1,
-    source: str = "memory",
-) -> MemoryPlan:
-    """KV blocks by Vidur's rule: half precision, slots for requests of `max_tokens` tokens.
-
-    The KV of a slot counts all layers even when a stage holds a part of them, and the slots are
-    multiplied by the stages afterwards; the factors cancel, the floor between them does not.
-    InputError (at `source`): not one request fits.
-    `margin` is the part of the memory that stays free.
-    """
-    weights = 2 * vidur_layer_params(spec, tp) * (spec.layers // pp)
-    head_dim = spec.hidden // spec.heads
-    per_token = 4 * head_dim * ceil_div(spec.kv_heads, tp) * spec.layers
-    memory_bytes = int(memory_gib * GIB)
-    usable = memory_gib * GIB * (1 - margin)
-    batch = math.floor((usable - weights) / (per_token * max_tokens))
-    if batch < 1:
-        raise InputError(
-            source,
-            None,
-            "KV cache",
-            f"no request of {max_tokens} tokens fits beside {weights / GIB:.1f} GiB of weights "
-            f"in {usable / GIB:.1f} GiB",
-        )
-    return MemoryPlan(
-        rule="vidur",
-        memory_bytes=memory_bytes,
-        usable_bytes=int(usable),
-        weight_bytes_rank=weights,
-        physical_weight_bytes=sizes.stage_weight_bytes(spec, tp, pp),
-        kv_dtype="float16",
-        kv_bytes_token_rank=per_token,
-        kv_bytes_token=sizes.kv_bytes_per_token(spec, "float16"),
-        kv_bytes_block_rank=per_token * block_size,
-        kv_bytes_rank=int(usable) - weights,
-        block_size=block_size,
-        num_blocks=max_tokens // block_size * batch * pp,
-        request_slots=batch * pp,
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# What an engine keeps of a GPU's memory beside weights and KV blocks. How an engine finds that out
-# is its own rule (`emu/engines/`).
-
-
-class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on one rank."""
-
-    rotary_bytes: int
-    layers_bytes: int
-    """Peak of the layers in the run that measures."""
-    sampler_bytes: int
-    """Peak of the sampler in it, with the hidden states that are still held."""
-    context_bytes: int
-    encoder_bytes: int = 0
-    """Peak of a tower in it, before the layers run."""
-    encoded_bytes: int = 0
-    """What the tower has made, held while layers and sampler run. Not in `total_bytes`: in its
-    place comes the cache of a feature that encodes."""
-
-    @property
-    def total_bytes(self) -> int:
-        """What KV blocks cannot have."""
-        peak = max(self.layers_bytes, self.sampler_bytes, self.encoder_bytes)
-        return self.rotary_bytes + peak + self.context_bytes
-
-
-class MemoryRule(Protocol):
-    """How an engine divides a GPU's memory when it starts."""
-
-    @property
-    def null_blocks(self) -> int:
-        """Blocks of the pool that no request ever gets."""
-        ...
-
-    def kept(
-        self,
-        spec: ModelSpec,
-        *,
-        tp: int,
-        element_bytes: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-    ) -> EngineMemory:
-        """The engine's part of the memory of one rank of `tp`."""
-        ...

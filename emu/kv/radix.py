@@ -1,207 +1,28 @@
-"""The content of KV blocks: chained keys, and a radix tree of what each run of blocks holds.
+"""A radix tree over the content of blocks: which run of blocks holds what.
 
-Owns the keys, the tree, and of each run of blocks its positions, its references and where its
-content stands. Does not know which blocks are free (`blocks.py`).
+Owns the tree, and of each run of blocks its positions, its references and where its content
+stands. Does not know which blocks are free (`blocks.py`). A request's content is a `Chain` of
+units: hash ids of a trace that stand for several blocks each, or the key of each block. A path from
+a root spells units; a node is a run of them that nothing has branched off yet, with the runs of
+blocks that hold its positions. Finding, adding and forgetting cost a step for each run and nothing
+for each block.
+
+Rules, those of an index key -> block: a position has one block, the newest; the older one keeps
+its content, unseen, until it is taken for something else. A block whose parents are forgotten
+stays, and is found again when they come back.
+
+A run is cut where only a part of it changes: where a chain branches off, where a hit ends, where
+a newer block replaces an older one. What holds the whole of it finds the other part by `rest`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from collections.abc import Iterator
+from typing import Final, final
 
-from emu.request import Prefix, Request
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-# --------------------------------------------------------------------------------------------------
-# Chained keys of KV blocks: equal keys mean equal tokens from the start to the end of a block.
-#
-# Owns: turning a `Prefix` (token ids, or hashes of long prompt blocks) into one 64-bit key for each
-# full block of `block_size` tokens. Does not store anything. Keys depend on the tokens only, never
-# on the process, so they are equal in every run and on every machine.
-#
-# Rule: LLMServingSim chains a hash over full blocks of prompt and output together; any chained
-# hash without collisions gives the same behavior. Here token t at position p adds
-# `mix(t, p)` to a running 64-bit sum, and the key of a block is the mixed sum at its end. The sum
-# over a prefix is the same exactly when the tokens are (up to a chance of 2^-64 a pair), and a
-# cumulative sum is one vectorized pass.
-
-
-U64: TypeAlias = "NDArray[np.uint64]"
-
-
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_POSITION: Final = 0xD1342543DE82EF95
-_FIRST: Final = 0xBF58476D1CE4E5B9
-_SECOND: Final = 0x94D049BB133111EB
-
-
-def mix64(values: U64) -> U64:
-    """The finaliser of splitmix64: a bijection of 64-bit integers that scatters every bit."""
-    import numpy as np
-
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))
-
-
-def _running_sums(ids: U64) -> U64:
-    """Element i identifies ids[0..i] in their order."""
-    import numpy as np
-
-    positions = np.arange(1, len(ids) + 1, dtype=np.uint64)
-    return np.cumsum(
-        mix64(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION)), dtype=np.uint64
-    )
-
-
-def block_keys(prefix: Prefix | None, block_size: int, prompt_tokens: int) -> list[int]:
-    """Keys of the full blocks whose content is known, first block first.
-
-    Token ids cover the prompt and the output; block hashes cover the prompt only. Empty when
-    nothing is known.
-    """
-    if prefix is None:
-        return []
-    if prefix.token_ids is not None:
-        return _keys_of_tokens(prefix.token_ids, block_size)
-    if prefix.hash_ids:
-        return _keys_of_hashes(prefix.hash_ids, prefix.hash_block_tokens, block_size, prompt_tokens)
-    return []
-
-
-def _keys_of_tokens(token_ids: NDArray[np.int64], block_size: int) -> list[int]:
-    import numpy as np
-
-    blocks = len(token_ids) // block_size
-    if blocks == 0:
-        return []
-    sums = _running_sums(token_ids[: blocks * block_size].astype(np.uint64))
-    keys: list[int] = mix64(sums[block_size - 1 :: block_size]).tolist()
-    return keys
-
-
-def _keys_of_hashes(
-    hash_ids: tuple[int, ...], hash_block_tokens: int, block_size: int, prompt_tokens: int
-) -> list[int]:
-    """Each long block is cut into blocks of `block_size`; a block that spans two is keyed by the
-    later one, so that equal keys still mean equal tokens."""
-    import numpy as np
-
-    known_tokens = min(prompt_tokens, len(hash_ids) * hash_block_tokens)
-    blocks = known_tokens // block_size
-    if blocks == 0:
-        return []
-    ids = np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in hash_ids], dtype=np.uint64)
-    index = np.arange(blocks, dtype=np.uint64)
-    covering = ((index + np.uint64(1)) * np.uint64(block_size) - np.uint64(1)) // np.uint64(
-        hash_block_tokens
-    )
-    sums = _running_sums(ids)[covering]
-    keys: list[int] = mix64(sums + (index + np.uint64(1)) * np.uint64(_GOLDEN)).tolist()
-    return keys
-
-
-def with_images(
-    keys: list[int], images: Sequence[tuple[int, int, int]], block_size: int
-) -> list[int]:
-    """The keys where some tokens stand for images (identity, first token, tokens)."""
-    import hashlib  # loads OpenSSL, which most runs do not need
-
-    keys = list(keys)
-    for image, start, _ in images:
-        text = f"{image} {start}".encode()
-        salt = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
-        for at in range(start // block_size, len(keys)):
-            keys[at] ^= salt
-    return keys
-
-
-def with_adapter(keys: list[int], adapter: str) -> list[int]:
-    """The keys of the same tokens computed with a LoRA adapter."""
-    import hashlib
-
-    salt = int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=7).digest(), "big")
-    return [key ^ salt for key in keys]
-
-
-# --------------------------------------------------------------------------------------------------
-# A radix tree over the content of blocks: which run of blocks holds what.
-#
-# Owns the tree, and of each run of blocks its positions, its references and where its content
-# stands. A request's content is a `Chain` of units: hash ids of a trace that stand for several
-# blocks each, or the key of each block. A path from a root spells units; a node is a run of them
-# that nothing has branched off yet, with the runs of blocks that hold its positions. Finding,
-# adding and forgetting cost a step for each run and nothing for each block.
-#
-# Rules, those of an index key -> block: a position has one block, the newest; the older one keeps
-# its content, unseen, until it is taken for something else. A block whose parents are forgotten
-# stays, and is found again when they come back.
-#
-# A run is cut where only a part of it changes: where a chain branches off, where a hit ends, where
-# a newer block replaces an older one. What holds the whole of it finds the other part by `rest`.
-
+from emu.kv.keys import Chain, keys_of_units
 
 UNNAMED: Final = -1
-
-
-@final
-class Chain:
-    """The full blocks of a request as units; equal units in a row mean equal tokens."""
-
-    root: str
-    """Chains of different roots have nothing in common."""
-    units: list[int]
-    per: int
-    """Blocks of one unit."""
-    blocks: int
-    """Full blocks whose content is known; the last unit may be cut short."""
-
-    __slots__ = ("blocks", "per", "root", "units")
-
-    def __init__(self, root: str, units: list[int], per: int, blocks: int) -> None:
-        self.root = root
-        self.units = units
-        self.per = per
-        self.blocks = blocks
-
-
-def chain_of(request: Request, block_size: int) -> Chain:
-    """The content of a request's full blocks, computed once for a block size."""
-    chain: Chain | None = request.chain
-    if chain is not None and request.chain_block_size == block_size:
-        return chain
-    prefix = request.prefix
-    hashed = prefix is not None and prefix.token_ids is None and len(prefix.hash_ids) > 0
-    if (
-        hashed
-        and not request.images
-        and prefix is not None
-        and prefix.hash_block_tokens % block_size == 0
-    ):
-        tokens = prefix.hash_block_tokens
-        known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
-        root = f"{tokens} {request.adapter}"
-        chain = Chain(root, list(prefix.hash_ids), tokens // block_size, known)
-    else:
-        keys = keys_of(request, block_size)
-        chain = Chain("", keys, 1, len(keys))
-    request.chain = chain
-    request.chain_block_size = block_size
-    request.known_blocks = chain.blocks
-    return chain
-
-
-def keys_of(request: Request, block_size: int) -> list[int]:
-    """A key for each of the request's full blocks: of its tokens the start, images, adapter."""
-    keys = block_keys(request.prefix, block_size, request.prompt_tokens)
-    if request.images:
-        keys = with_images(keys, request.images, block_size)
-    # KV of one adapter is of no use to another.
-    return with_adapter(keys, request.adapter) if request.adapter else keys
 
 
 @final
@@ -456,7 +277,6 @@ class RadixIndex:
             del parent.children[node.units[0]]
             node = parent
 
-    # --- inside -----------------------------------------------------------------------------
     def _path(self, chain: Chain, first: int) -> Node:
         """The node that ends where position `first` begins, or has it."""
         node = self._roots.get(chain.root)
@@ -511,7 +331,6 @@ class RadixIndex:
             upper.children[node.units[0]] = node
         return upper
 
-    # --- seeing -----------------------------------------------------------------------------
     def nodes(self) -> Iterator[tuple[str, list[int], Node]]:
         """Each node with its root and the units on the path to its end."""
         waiting: list[tuple[str, list[int], Node]]
@@ -526,12 +345,7 @@ class RadixIndex:
         """Keys of all blocks that can be found."""
         found: set[int] = set()
         for root, path, node in self.nodes():
-            keys = path
-            if root:
-                tokens, _, adapter = root.partition(" ")
-                prefix = Prefix(hash_ids=tuple(path), hash_block_tokens=int(tokens))
-                keys = block_keys(prefix, block_size, len(path) * int(tokens))
-                keys = with_adapter(keys, adapter) if adapter else keys
+            keys = keys_of_units(root, path, block_size)
             for run in node.runs:
                 found.update(keys[run.start : run.end])
         return frozenset(found)

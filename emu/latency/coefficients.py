@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.process.prepared import prepared
 
 _FILE: Final = Path(__file__).with_name("kernels.toml")

@@ -16,9 +16,9 @@ such backend: `EngineModel.is_corrected` says whether an engine has any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import BatchShape, LatencyBackend, Verify
 from emu.latency.engine import EngineModel
 
@@ -56,18 +56,11 @@ class CorrectedBackend:
         self._sequence_ns = engine.added_sequence_ns
         self._chunk_ns = engine.added_prompt_ns
         self._bases: dict[tuple[int, ...], int] = {}
-        self.first_use_ns: Iterable[int] = getattr(inner, "first_use_ns", ())
-        self.monotone_decode = bool(getattr(inner, "monotone_decode", False))
 
-    def __getattr__(self, name: str) -> Any:
-        """What only some backends have (loads of experts, ranges): the inner one's."""
-        if name in (
-            "decode_ends",
-            "stage_lines",
-            "attention_run_ns",
-        ):  # short cuts know no corrections
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+    def abilities(self) -> Abilities:
+        """Those of the inner backend, but short cuts know no corrections."""
+        inner = abilities_of(self.inner)
+        return inner._replace(decode_ends=None, stage_lines=None, attention_run_ns=None)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration in ns, all stages."""

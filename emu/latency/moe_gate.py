@@ -101,12 +101,12 @@ def _own_gate(path: str, shape: GateShape) -> Gate:
     if not isinstance(found, Routing):
         problem = f"{path}.route gave {found!r} instead of a Routing"
         raise InputError("config", None, _KEY, problem)
-    for name, wanted in (
-        ("rank_tokens", shape.ranks),
-        ("rank_experts", shape.ranks),
-        ("expert_tokens", shape.experts),
+    for name, values, wanted in (
+        ("rank_tokens", found.rank_tokens, shape.ranks),
+        ("rank_experts", found.rank_experts, shape.ranks),
+        ("expert_tokens", found.expert_tokens, shape.experts),
     ):
-        count = len(getattr(found, name))
+        count = len(values)
         if count != wanted:
             problem = f"{path}.route gave {count} {name} instead of {wanted}"
             raise InputError("config", None, _KEY, problem)

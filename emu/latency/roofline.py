@@ -1,9 +1,8 @@
 """The roofline backend: iteration cost of any model on any GPU, from figures alone.
 
-Owns the composition of an iteration from operations (`kernels.py`): the token-wise part of a layer
-by its architecture (`LayerCosts`), and attention over context. What depends on the number of tokens
-(or of logit rows) only is computed once for each number and kept. An iteration costs a few
-look-ups.
+Owns the composition of an iteration: the token-wise part of its layers (`layer_costs.py`), and
+attention over context. What depends on the number of tokens (or of logit rows) only is computed
+once for each number and kept. An iteration costs a few look-ups.
 
 Attention of decodes is a line in the summed context, whose coefficients depend on the number of
 sequences only. They are binary fixed-point numbers and all arithmetic is on integers, hence a leap
@@ -23,22 +22,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.latency.base import (
-    LOOP_MAX,
-    PACKS,
-    BatchShape,
-    Ends,
-    StageLines,
-    packed,
-    series,
-    unpacked,
-)
+from emu.latency.base import BatchShape, StageLines
 from emu.latency.coefficients import Kernels, kernels_of
-from emu.latency.engine import FIRST_USE_NS
+from emu.latency.ends import LOOP_MAX, PACKS, Ends, packed, series, unpacked
 from emu.latency.engine_steps import EngineSteps
-from emu.latency.kernels import AttentionCost, CollectiveNs, Ops, machine_collective
+from emu.latency.host_costs import FIRST_USE_NS
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.machine import CollectiveNs, machine_collective
+from emu.latency.kernels.operations import Ops
+from emu.latency.layer_costs import HeadCost, LayerCosts, TokenCost
 from emu.units import NS_PER_S, ceil_div
 
 if TYPE_CHECKING:
@@ -46,11 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from emu.latency.moe_gate import Gate
-
-
-# --------------------------------------------------------------------------------------------------
-# Everything but attention over context: the operations of a layer and their shapes on one rank, for
-# T tokens in the batch. Values are integer ns by component, so that sums are exact.
 
 
 class Part(NamedTuple):
@@ -65,180 +54,6 @@ class Part(NamedTuple):
     has_embedding: bool
     has_head: bool
     sends: bool
-
-
-class TokenCost(NamedTuple):
-    """Cost of T tokens in some layers, by component, in ns."""
-
-    dense: int = 0
-    moe: int = 0
-    norm: int = 0
-    rotary: int = 0
-    embedding: int = 0
-    collectives: int = 0
-    pipeline: int = 0
-
-    def plus(self, other: TokenCost, times: int = 1) -> TokenCost:
-        """Element by element."""
-        return TokenCost(*[a + times * b for a, b in zip(self, other, strict=True)])
-
-
-class HeadCost(NamedTuple):
-    """Cost of making logits and choosing a token for some rows, in ns."""
-
-    lm_head: int
-    sampler: int
-    collectives: int
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)
-
-
-class LayerCosts:
-    """Costs of a model's layers on one rank of `tp` x `ep`."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        ops: Ops,
-        collective_ns: CollectiveNs,
-        tp: int,
-        ep: int,
-        dtype: str,
-        gate: Gate | None = None,
-    ) -> None:
-        self.spec = spec
-        self.gate = gate
-        self.ops = ops
-        self.collective_ns = collective_ns
-        self.tp = tp
-        self.ep = ep
-        self.linear = sizes.linear_dtype(spec, dtype)
-        self.expert = sizes.expert_dtype(spec, dtype)
-        self.plain = sizes.activation_dtype(spec, dtype)
-        kept_wide = spec.layer(spec.layers - 1).unquantized
-        self.mixer = self.plain if "mixer" in kept_wide else self.linear
-        self.element = ops.activation_bytes
-        self.heads = ceil_div(spec.heads, tp)
-        self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
-
-    def layer(self, tokens: int, is_moe: bool) -> TokenCost:
-        """One layer."""
-        spec, ops = self.spec, self.ops
-        stream = tokens * spec.hidden * self.element
-        # Read input and residual, write both.
-        norm_s = spec.norms_per_layer * ops.elementwise_s(4 * stream)
-        width = (self.heads + self.kv_heads) * spec.head_dim * self.element
-        if spec.qk_norm:
-            norm_s += ops.elementwise_s(2 * tokens * width)
-        rotary_s = 0.0 if spec.position_rows else ops.elementwise_s(2 * tokens * width)
-        dense_s = self._attention_products_s(tokens)
-        moe_s = 0.0
-        if is_moe:
-            moe_s = self._moe_s(tokens)
-        else:
-            dense_s += self._mlp_s(tokens, spec.ffn)
-        return TokenCost(
-            dense=_ns(dense_s),
-            moe=_ns(moe_s),
-            norm=_ns(norm_s),
-            rotary=_ns(rotary_s),
-            collectives=self._layer_collectives_ns(stream, is_moe),
-        )
-
-    def _attention_products_s(self, tokens: int) -> float:
-        spec, gemm = self.spec, self.ops.gemm_s
-        mla = spec.latent
-        if mla is None:
-            width = (self.heads + 2 * self.kv_heads) * spec.head_dim
-            return gemm(tokens, width, spec.hidden, self.mixer) + gemm(
-                tokens, spec.hidden, self.heads * spec.head_dim, self.mixer
-            )
-        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.mixer)
-        query_inner = mla.q_lora_rank or spec.hidden
-        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
-        expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
-
-    def _mlp_s(self, tokens: int, ffn: int) -> float:
-        spec, ops = self.spec, self.ops
-        ffn = ceil_div(ffn, self.tp)
-        parts = 2 if spec.gated_mlp else 1
-        return (
-            ops.gemm_s(tokens, parts * ffn, spec.hidden, self.linear)
-            + ops.elementwise_s((parts + 1) * tokens * ffn * self.element)
-            + ops.gemm_s(tokens, spec.hidden, ffn, self.linear)
-        )
-
-    def _moe_s(self, tokens: int) -> float:
-        spec, ops = self.spec, self.ops
-        moe = spec.experts
-        assert moe is not None
-        group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
-        split = max(1, self.tp // self.ep)
-        total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
-        total += ops.experts_s(
-            tokens * group,
-            count=moe.count,
-            per_token=moe.per_token,
-            hidden=spec.hidden,
-            ffn=ceil_div(moe.ffn, split),
-            matrices=3 if spec.gated_mlp else 2,
-            dtype=self.expert,
-            ep=self.ep,
-            gate=self.gate,
-        )
-        if moe.shared_ffn:
-            total += self._mlp_s(tokens, moe.shared_ffn)
-        return total
-
-    def _layer_collectives_ns(self, stream_bytes: int, is_moe: bool) -> int:
-        total = 0
-        if self.tp > 1:
-            total += self.collective_ns("all-reduce", stream_bytes, self.tp)
-        if is_moe and self.ep > self.tp:
-            group = self.ep // self.tp
-            # Tokens of all replicas meet at the experts, and their sums return to the owners.
-            total += self.collective_ns("all-gather", stream_bytes, group)
-            total += self.collective_ns("reduce-scatter", stream_bytes * group, group)
-        elif self.tp > 1:
-            total += self.collective_ns("all-reduce", stream_bytes, self.tp)
-        return total
-
-    def embedding(self, tokens: int) -> TokenCost:
-        """Look-up before the first layer; a split table needs an all-reduce."""
-        stream = tokens * self.spec.hidden * self.element
-        reduce_ns = self.collective_ns("all-reduce", stream, self.tp) if self.tp > 1 else 0
-        return TokenCost(embedding=_ns(self.ops.elementwise_s(2 * stream)), collectives=reduce_ns)
-
-    def final_norm(self, tokens: int) -> TokenCost:
-        """The norm after the last layer."""
-        stream = tokens * self.spec.hidden * self.element
-        return TokenCost(norm=_ns(self.ops.elementwise_s(4 * stream)))
-
-    def send(self, tokens: int) -> TokenCost:
-        """Hidden states to the next stage."""
-        return TokenCost(
-            pipeline=self.collective_ns("send", tokens * self.spec.hidden * self.element, 2)
-        )
-
-    def head(self, rows: int) -> HeadCost:
-        """Logits of some rows, gathered from all ranks, and a token from each."""
-        columns = ceil_div(self.spec.vocab, self.tp)
-        gather_ns = 0
-        if self.tp > 1:
-            gather_ns = self.collective_ns("all-gather", rows * columns * self.element, self.tp)
-        return HeadCost(
-            lm_head=_ns(self.ops.gemm_s(rows, columns, self.spec.hidden, self.plain)),
-            sampler=_ns(self.ops.sampler_s(rows, self.spec.vocab)),
-            collectives=gather_ns,
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# The backend
 
 
 _SHIFT: Final = 20
@@ -292,6 +107,16 @@ class RooflineBackend:
         self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate)
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
+        self._is_one_stage = len(self.parts) == 1
+        self._is_plain = self._is_one_stage and not self.parts[0].window
+        """All layers are on one stage, without windows."""
+        self._has_lines = not spec.special_layers
+        """Decode attention of every layer is a line over the tokens that it reads."""
+        self._set_up_memory()
+        self._set_up_attention(gpu, dtype, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
+
+    def _set_up_memory(self) -> None:
+        """What is kept once worked out."""
         self._tokens: dict[int, tuple[tuple[TokenCost, int], ...]] = {}
         # The same for batches that run a part of the layers: (start, count), and with tokens.
         self._cut_parts: dict[tuple[int, int], tuple[Part, ...]] = {}
@@ -299,34 +124,29 @@ class RooflineBackend:
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
         # (with the engine's part of a step), in batches without and with prompts.
-        self._is_one_stage = len(self.parts) == 1
         self._of_tokens: dict[int, int] = {}
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._lines: dict[int, _Line] = {}
+        self._plain_lines: dict[int, _Line] = {}
+        """The same for all layers of one stage without windows."""
+        self._runs: dict[int, tuple[int, int, int, int]] = {}
+        """Of decode batches that are not padded, by their sequences (see `_run`)."""
+        self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
+        """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
+
+    def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
+        """What attention costs. `dtype`: as configured."""
+        kernels = self.kernels
         self.attention = AttentionCost(
-            spec,
-            gpu,
-            self.kernels.decodes,
-            self.kernels.prompts,
-            tp,
-            sizes.kv_dtype(spec, dtype, kv_cache_dtype),
+            self.spec, gpu, kernels.decodes, kernels.prompts, self.costs.tp, kv_dtype
         )
         self._launch_ns = (
-            round(self.kernels.decodes.launch_us * 1000),
-            round(self.kernels.prompts.launch_us * 1000),
+            round(kernels.decodes.launch_us * 1000),
+            round(kernels.prompts.launch_us * 1000),
         )
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
         slope_ns = self.attention.decode_line(1).slope * NS_PER_S
         self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(slope_ns).bit_length()))
-        self._lines: dict[int, _Line] = {}
-        # The same for all layers of one stage without windows.
-        self._is_plain = self._is_one_stage and not self.parts[0].window
-        self._plain_lines: dict[int, _Line] = {}
-        self._runs: dict[int, tuple[int, int, int, int]] = {}
-        """Of decode batches that are not padded, by their sequences (see `_run`)."""
-        self._has_lines = not spec.special_layers
-        """Decode attention of every layer is a line over the tokens that it reads."""
-        self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
-        """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
@@ -345,8 +165,6 @@ class RooflineBackend:
             has_head=is_last and end == spec.layers,
             sends=not is_last and end > own.stop > start,
         )
-
-    # --- what depends on tokens or rows only ----------------------------------------------------
 
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         """What T tokens cost on a stage: how often, and what."""
@@ -428,8 +246,6 @@ class RooflineBackend:
                 cost = cost._replace(sampler=self.engine.sampler.gpu_ns(max(1, rows)))
             found = self._heads[rows] = (cost, sum(cost))
         return found
-
-    # --- attention over context -----------------------------------------------------------------
 
     def _decode_line(self, count: int) -> _Line:
         """Decode attention of a layer for so many sequences, in fixed point."""
@@ -523,8 +339,6 @@ class RooflineBackend:
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
         return min(shape.layers, left) if shape.layers >= 0 else left
-
-    # --- the protocol ---------------------------------------------------------------------------
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage; host time is counted on the first, the head on the last."""

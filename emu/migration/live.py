@@ -15,7 +15,7 @@ from emu.config.schema import MigrationTable
 from emu.kernel.clock import PARK, PRIORITY_REBALANCER, Actor, Kernel
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
-from emu.network.placement import Network, Transfer
+from emu.network.ports import Network, Transfer
 from emu.policy import OwnMigration, ReplicaView
 from emu.replica.events import (
     Asked,

@@ -18,7 +18,7 @@ from emu.migration import messages as msg
 from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.transfer import MigratingBatch
-from emu.network.placement import Network, Transfer
+from emu.network.ports import Network, Transfer
 from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.relay_board import SplitBatch

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 from emu.kernel.clock import PRIORITY_NETWORK, Kernel
+from emu.network.fates import Fate
 from emu.network.flows import END, FlowTable, Parts
-from emu.network.placement import Fate, Grid, shard_paths
+from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
 
@@ -302,7 +303,6 @@ class Carrier:
             self.watch()
         return carried
 
-    # --- faults -------------------------------------------------------------------------------
     def _is_doomed(self, carried: Carried, fate: Fate) -> bool:
         """The transfer never begins: its owner hears of it at once, or after the timeout."""
         now_ns = self.kernel.now_ns

@@ -34,17 +34,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, final
 
 from emu.network.audit import Books, audit, books_of
-from emu.network.links import (
-    SLACK_UNITS,
-    UNITS_PER_BYTE,
-    Flow,
-    Link,
-    Pair,
-    Transfer,
-    component,
-    fill,
-    rate_units,
-)
+from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
+from emu.network.max_min import component, fill
 from emu.units import NS_PER_S, ceil_div
 
 END: Final = -1

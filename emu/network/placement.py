@@ -1,37 +1,17 @@
-"""Which replica is on which GPUs, how its data is cut for a transfer, and what sends it.
-
-Owns: placement at the start of a run (`place`), the pairs of GPUs that talk when KV or weights
-go from one replica to another (`shard_moves`), and the network as a sender sees it (`Network`). A
-replica's GPU list is stage by stage, the tensor-parallel ranks of a stage side by side.
+"""Which replica is on which GPUs, at the start of a run.
 
 Does not do: anything later than the start; the planner reuses these lists.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import Literal, Protocol
-
-import msgspec
 
 from emu.config.schema import ReplicaTable
 from emu.errors import InputError
-from emu.network.topology import LinkPath, Topology
-
-
-class Grid(msgspec.Struct, frozen=True):
-    """The GPUs of a replica in their order, and its tensor-parallel degree."""
-
-    gpus: tuple[int, ...]
-    tensor_parallel: int
-
-    @property
-    def pipeline_parallel(self) -> int:
-        """Number of stages."""
-        return len(self.gpus) // self.tensor_parallel
+from emu.network.topology import Topology
 
 
 def place(
@@ -233,108 +213,3 @@ def _shortage(
         f"not enough GPUs: replica {position + 1} of {replica.count} needs {size} {what}, "
         f"{free} of {len(topology.gpus)} are free"
     )
-
-
-def shard_moves(src: Grid, dst: Grid, size_bytes: int) -> list[tuple[int, int, int]]:
-    """(source GPU, destination GPU, bytes) of each piece of a replica's KV or weights.
-
-    Layers are cut evenly over the stages and each layer evenly over the ranks, on either side; a
-    piece is what one source holds and one destination needs. Equal shapes: rank i to rank i.
-    The bytes add up to `size_bytes` exactly.
-    """
-    pieces: list[tuple[int, int, int]] = []
-    for src_stage, dst_stage, stage_part in _overlaps(src.pipeline_parallel, dst.pipeline_parallel):
-        for src_rank, dst_rank, rank_part in _overlaps(src.tensor_parallel, dst.tensor_parallel):
-            src_gpu = src.gpus[src_stage * src.tensor_parallel + src_rank]
-            dst_gpu = dst.gpus[dst_stage * dst.tensor_parallel + dst_rank]
-            pieces.append((src_gpu, dst_gpu, stage_part * rank_part))
-    total = sum(part for _, _, part in pieces)
-    moves: list[tuple[int, int, int]] = []
-    cut = 0
-    for src_gpu, dst_gpu, part in pieces:
-        # Differences of running floors: no byte is lost to rounding.
-        start_bytes = size_bytes * cut // total
-        cut += part
-        moves.append((src_gpu, dst_gpu, size_bytes * cut // total - start_bytes))
-    return moves
-
-
-def _overlaps(src_count: int, dst_count: int) -> list[tuple[int, int, int]]:
-    """(source index, destination index, length) of the common parts of two even cuts."""
-    whole = math.lcm(src_count, dst_count)
-    src_length, dst_length = whole // src_count, whole // dst_count
-    overlaps = []
-    for src in range(src_count):
-        for dst in range(dst_count):
-            length = min((src + 1) * src_length, (dst + 1) * dst_length) - max(
-                src * src_length, dst * dst_length
-            )
-            if length > 0:
-                overlaps.append((src, dst, length))
-    return overlaps
-
-
-def shard_paths(
-    src: Grid, dst: Grid, size_bytes: int, topology: Topology
-) -> list[tuple[LinkPath, int]]:
-    """`shard_moves` as the parts of `FlowTable.start_group`."""
-    return [
-        (topology.path(src_gpu, dst_gpu), part_bytes)
-        for src_gpu, dst_gpu, part_bytes in shard_moves(src, dst, size_bytes)
-    ]
-
-
-# --------------------------------------------------------------------------------------------------
-# The network as those see it that send something: transfers with an end, nothing of links.
-
-
-class Transfer(Protocol):
-    """Bytes on their way."""
-
-    def cancel(self) -> None:
-        """Stop; `on_done` will not be called."""
-        ...
-
-
-class Network(Protocol):
-    """The links, as a migration sees them."""
-
-    def send(
-        self,
-        source: Grid,
-        destination: Grid,
-        size_bytes: int,
-        *,
-        kind: str,
-        on_done: Callable[[], None],
-        overlapped_ns: int = 0,
-        pieces: int = 1,
-        pair: tuple[int, int] | None = None,
-        on_failed: Callable[[str], None] | None = None,
-        setup_ns: int = 0,
-    ) -> Transfer:
-        """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
-
-        Or `on_failed(reason)`, never both; a fault may call `on_done` a second time.
-
-        `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
-        and sent each as it became ready; only what is left is still to be moved. `pair` names the
-        two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
-        """
-        ...
-
-
-# --------------------------------------------------------------------------------------------------
-# What a fault does to a transfer.
-
-
-class Fate(msgspec.Struct, frozen=True):
-    """What is to befall a transfer."""
-
-    kind: Literal["refused", "silent", "broken", "hang", "late", "twice", "stuck"]
-    part: float = 0.0
-    """broken: after this part of its bytes."""
-    delay_ns: int = 0
-    """late, twice: so much later."""
-    copies: int = 1
-    """twice: further notices, each so much after the one before."""

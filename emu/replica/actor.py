@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from emu.kernel.clock import NOW, PARK, PRIORITY_WATCHER, Actor, Kernel
 from emu.kernel.life import live
 from emu.latency.base import BatchShape
-from emu.network.placement import Network
+from emu.network.ports import Network
 from emu.replica import actions as act
 from emu.replica.beside import live_beside
 from emu.replica.events import (

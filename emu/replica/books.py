@@ -13,7 +13,8 @@ from operator import sub
 from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import PRIORITY_REPLICA, Kernel
-from emu.latency.base import BatchShape, Ends, next_decode_shape
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
 from emu.replica.actions import Action, End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.counters import Counters
 from emu.replica.pace import Pace
@@ -24,7 +25,7 @@ from emu.scheduling.base import Batch, Progress, Scheduler, StageSpan, ran_ns
 from emu.scheduling.rotation import Rotation
 
 if TYPE_CHECKING:
-    from emu.latency.engine_steps import OutputStream
+    from emu.latency.front_end import OutputStream
 
 _COMPLETED: Final = Status.COMPLETED
 DUMMY_ID: Final = -1
@@ -381,7 +382,9 @@ class Books:
 
             for step in range(steps):
                 its_shape = next_decode_shape(shape, step) if step else shape
-                routing = self.pace.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
+                assert self.pace.expert_loads is not None
+                routing = self.pace.expert_loads(its_shape)
+                assert routing is not None
                 counters.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
 
     def _tell(

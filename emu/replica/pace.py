@@ -1,48 +1,27 @@
 """What an iteration costs on one replica, here and now.
 
 Owns all that stands between the latency backend and the replica: the factor of a straggler, steps
-that vary, first uses of a fresh process, and the short cuts that a backend may offer. A backend
-need not have any of them, so each is looked for once, here, and typed.
+that vary, first uses of a fresh process, and the short cuts that a backend may offer
+(`emu/latency/abilities.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from operator import sub
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
-from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
+from emu.latency.abilities import AttentionRun, DecodeEnds, LinesOf, abilities_of
+from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
+from emu.latency.ends import Ends, packed
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.engine_steps import Jitter
-
-
-class DecodeEnds(Protocol):
-    """Short cut of a backend: ends of a decode run, behind a step of a given length."""
-
-    def __call__(self, shape: BatchShape, steps: int, first_ns: int, /) -> Ends:
-        """Ends from the start of the step that takes `first_ns` (-1 = there is none), ns."""
-        ...
-
-
-class LinesOf(Protocol):
-    """Short cut of a backend: costs on each stage of decode batches in a row."""
-
-    def __call__(self, shape: BatchShape, /) -> StageLines | None:
-        """The lines that they follow, if they do."""
-        ...
-
-
-class AttentionRun(Protocol):
-    """Short cut of a backend: what attention takes in each step of a decode run."""
-
-    def __call__(self, shape: BatchShape, steps: int, /) -> NDArray[np.int64]:
-        """What attention takes in each step, ns."""
-        ...
+    from emu.latency.jitter import Jitter
+    from emu.latency.moe_gate import Routing
 
 
 @final
@@ -64,6 +43,8 @@ class Pace:
     """A step takes what the backend says: no straggler, and steps do not vary."""
     decode_ends: DecodeEnds | None
     """The short cut for decode runs, if there is one that holds here and now."""
+    expert_loads: Callable[[BatchShape], Routing | None] | None
+    """Tokens of each expert in an iteration, if the backend knows."""
     _decode_ends: DecodeEnds | None
     _lines_of: LinesOf | None
     _attention_run: AttentionRun | None
@@ -73,6 +54,7 @@ class Pace:
         "_decode_ends",
         "_lines_of",
         "decode_ends",
+        "expert_loads",
         "first_uses",
         "is_even",
         "is_monotone",
@@ -88,10 +70,12 @@ class Pace:
         self.slowdown = 1.0
         self.jitter = None
         self.first_uses = deque()
-        self.is_monotone = bool(getattr(latency, "monotone_decode", False))
-        self._decode_ends = getattr(latency, "decode_ends", None)
-        self._lines_of = getattr(latency, "stage_lines", None)
-        self._attention_run = getattr(latency, "attention_run_ns", None)
+        able = abilities_of(latency)
+        self.is_monotone = able.is_monotone
+        self.expert_loads = able.expert_loads
+        self._decode_ends = able.decode_ends
+        self._lines_of = able.stage_lines
+        self._attention_run = able.attention_run_ns
         self._note()
         self.start_process()
 
@@ -101,8 +85,7 @@ class Pace:
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
-        first_uses: Iterable[int] = getattr(self.latency, "first_use_ns", ())
-        self.first_uses = deque(first_uses)
+        self.first_uses = deque(abilities_of(self.latency).first_use_ns)
 
     def slow_down(self, factor: float) -> None:
         """From the next iteration on, each takes so many times what the backend says."""

@@ -15,7 +15,7 @@ from emu.request import Request
 from emu.scheduling.base import Batch, StageSpan
 
 if TYPE_CHECKING:
-    from emu.latency.base import Ends
+    from emu.latency.ends import Ends
     from emu.replica.events import Event
 
 

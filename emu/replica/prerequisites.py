@@ -19,7 +19,7 @@ from emu.scheduling.base import Batch, Recall, add_chunk
 #
 # Owns: which links a tier is reached over, and the flows for recalls (a batch waits for them) and
 # write-through (in the background). Every GPU moves its own part of the KV, in parallel. What is
-# in a tier is `emu/kv/blocks.py`; the replica waits for a recall.
+# in a tier is `emu/kv/tiers.py`; the replica waits for a recall.
 #
 # A write starts with the iteration that completes the chunk: engines copy it layer by layer while
 # they compute. Leaps end before such iterations, so both start at the same instant in a stepped

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel, Lock
 from emu.latency.base import LatencyBackend
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.replica.actions import Action, End, FreeCapacity
 from emu.replica.books import Books
 from emu.replica.counters import Counters

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.replica.flight.base import Flight
 from emu.replica.ports import GroupWave, ReplicaActorPort
 from emu.replica.states import ReplicaState

@@ -34,7 +34,8 @@ from operator import add, sub
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from emu.kernel.clock import PARK
-from emu.latency.base import BatchShape, Ends, next_decode_shape
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
 from emu.replica.books import DUMMY_ID
 from emu.replica.events import PrerequisiteMet
 from emu.replica.flight.member import OVER, STEPS_SURE, Member

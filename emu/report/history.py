@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from emu.autoscale.kv_reject import Use
     from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
-    from emu.latency.base import Ends
+    from emu.latency.ends import Ends
     from emu.network.carrier import Carried
     from emu.network.flows import Parts
     from emu.network.topology import Topology

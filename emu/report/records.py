@@ -33,7 +33,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final, final
 
-from emu.catalogue.sizes import ModelFlops
+from emu.catalogue.flops import ModelFlops
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field

@@ -46,12 +46,7 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
     from emu.cluster.backends import make_latency
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import (
-        METRICS,
-        PARAMETERS,
-        known_engine,
-        plain_values_of,
-    )
+    from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
     replica = plan.replicas[0]
     latency, bound = replica.latency, replica.bound
@@ -112,7 +107,7 @@ def _times(
 ) -> tuple[float, float]:
     """(TTFT, TPOT) of the typical step with these constants, ns."""
     from emu.latency.corrected import CorrectedBackend
-    from emu.latency.engine import with_values
+    from emu.latency.posterior import with_values
 
     count, history, prompt = typical
     drawn = with_values(engine, values)

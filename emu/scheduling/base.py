@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 from mypy_extensions import mypyc_attr
 
-from emu.kv.blocks import BlockPool, CountingPool
-from emu.kv.grouped import KvLayout
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
+from emu.kv.groups import KvLayout
 from emu.latency.base import BatchShape
 from emu.request import Request
 from emu.scheduling.ledger import Ledger, make_queue

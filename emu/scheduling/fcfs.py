@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeGuard
 
 from emu.config.schema import FcfsTable
-from emu.kv.blocks import CountingPool
+from emu.kv.counting import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
 from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, Scheduler, add_chunk

@@ -22,7 +22,8 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from emu.kv.blocks import BlockPool, CountingPool
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
 from emu.kv.grouped import GroupedPool
 from emu.request import Request
 from emu.units import ceil_div

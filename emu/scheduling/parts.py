@@ -13,7 +13,9 @@ from typing import ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
-from emu.kv.blocks import BlockPool, CountingPool, LowerTier
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
+from emu.kv.tiers import LowerTier
 from emu.latency.base import Work
 from emu.request import Request
 

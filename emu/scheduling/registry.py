@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
 from emu.errors import PluginError
-from emu.kv.blocks import LowerTier
+from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
 from emu.policy import shown
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler

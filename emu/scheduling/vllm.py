@@ -49,8 +49,11 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from emu.config.schema import VllmTable
-from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, Hit, LowerTier
-from emu.kv.grouped import GroupedPool, KvLayout
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import NO_HIT, CountingPool, Hit
+from emu.kv.grouped import GroupedPool
+from emu.kv.groups import KvLayout
+from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, Verify, Work
 from emu.request import Request
 from emu.scheduling.base import (

@@ -19,7 +19,7 @@ import msgspec
 from emu.config.schema import OwnSchedulerTable
 from emu.kernel.clock import AGAIN, NEVER, Kernel, Lock
 from emu.latency.base import LatencyBackend
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.process.prepared import prepared
 from emu.process.version import build
 from emu.replica.actions import Action, End, Move

@@ -18,7 +18,7 @@ from emu.scheduling.base import Batch, Chunk, Progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from emu.latency.base import Ends
+    from emu.latency.ends import Ends
     from emu.replica.ports import BatchSink, StepSink
     from emu.replica.relay_board import SplitBatch
     from emu.scheduling.base import RunOn

@@ -3,20 +3,18 @@
 from pathlib import Path
 
 from emu.backends.astra.etfile import CLOSING, Dialect, attribute_value, read_messages
-from emu.backends.astra.inputs import UPSTREAM_SCALE
-from emu.backends.astra.trace import (
+from emu.backends.astra.graph import (
     FORK_TYPES,
     LOCAL,
     UPSTREAM_TYPES,
     Graph,
     Location,
-    Marker,
     Node,
     NodeKind,
     Place,
-    Row,
-    Trace,
 )
+from emu.backends.astra.inputs import UPSTREAM_SCALE
+from emu.backends.astra.trace import Marker, Row, Trace
 
 MEMORY = (NodeKind.MEM_LOAD, NodeKind.MEM_STORE, NodeKind.PIM_COMP)
 

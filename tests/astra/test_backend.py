@@ -4,16 +4,21 @@ import anyio
 import numpy as np
 import pytest
 
-from emu.backends.astra.backend import STAGGER, AstraBackend, CountStore
+from emu.backends.astra.backend import STAGGER, AstraBackend
 from emu.backends.astra.calculator import Calculator
-from emu.backends.astra.inputs import InputSetup, Memories, Memory
-from emu.backends.astra.rows import BundleTimes, TraceGenerator, TraceSetup
+from emu.backends.astra.counts import CountStore
+from emu.backends.astra.inputs import InputSetup
+from emu.backends.astra.layer_times import BundleTimes
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.rows import TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
-from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from emu.network.collectives import Collectives, collective_ns
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator
 from tests.astra.test_process import program
 from tests.patience import PATIENCE_S

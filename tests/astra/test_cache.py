@@ -2,10 +2,10 @@
 
 import pytest
 
-from emu.backends.astra.backend import CountStore, fingerprint, shape_key
+from emu.backends.astra.counts import CountStore, fingerprint, shape_key
 from emu.errors import InputError, RunError
 from emu.latency.base import BatchShape
-from emu.network.rounds import NetworkDim
+from emu.network.dimensions import NetworkDim
 
 MIXED = BatchShape(
     prefill_new=[300, 20], prefill_context=[0, 16], decode_count=2, decode_context_sum=30,

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from emu.backends.astra.backend import AstraBackend
-from emu.backends.astra.executor import Chain, run_once
-from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.chain import Chain
+from emu.backends.astra.graph import Location, Place
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories, Memory
 from emu.backends.astra.rows import Placement
-from emu.backends.astra.trace import Location, Place
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, QWEN, generator
 
 TOPOLOGIES = ("Ring", "FullyConnected", "Switch")

@@ -1,27 +1,20 @@
 """Traces and graphs: text form, node counts, sizes, dependencies."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.backends.astra.executor import run_once
-from emu.backends.astra.inputs import Memories, Memory
+from emu.backends.astra.convert import convert
+from emu.backends.astra.graph import LOCAL, Location, NodeKind, Place
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories, Memory
 from emu.backends.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
-from emu.backends.astra.trace import (
-    LOCAL,
-    Location,
-    Marker,
-    NodeKind,
-    Place,
-    Row,
-    Trace,
-    TraceModel,
-    convert,
-    format_trace,
-)
+from emu.backends.astra.trace import Marker, Row, Trace, TraceModel, format_trace
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.readback import parse_trace
 
 LLAMA = TraceModel(
@@ -52,6 +45,9 @@ class Times:
 
     def attention_ns(self, shape):
         return 1_000
+
+    def attention_run_ns(self, shape, steps):
+        return np.full(steps, 1_000, dtype=np.int64)
 
     def expert_ns(self, tokens, activated, batch_tokens):
         return 5_000

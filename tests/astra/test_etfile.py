@@ -4,18 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.backends.astra.calculator import on_kept_dims
+from emu.backends.astra.chakra import AttributeProto, GlobalMetadata, NodeProto
 from emu.backends.astra.etfile import (
-    AttributeProto,
-    GlobalMetadata,
-    NodeProto,
     describe_file,
     encode_graph,
     read_messages,
     read_records,
     write_graph,
 )
-from emu.backends.astra.trace import LOCAL, Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.graph import LOCAL, Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.oneshot import on_kept_dims
 from emu.errors import InputError
 from tests.astra.readback import read_graph
 

@@ -2,11 +2,14 @@
 
 import pytest
 
-from emu.backends.astra.executor import Answer, Executor, Polling, run_once
-from emu.backends.astra.inputs import Memories, Memory
-from emu.backends.astra.trace import Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.executor import Executor
+from emu.backends.astra.graph import Graph, Location, Node, NodeKind, Place
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.polling import Answer, Polling
 from emu.errors import Deadlock, InputError, RunError
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 HOST = Memory(memory_type="PER_NODE_MEMORY_EXPANSION", gbytes_per_s=256.7, pim_channels=4)
 MEMORIES = Memories(

@@ -7,15 +7,15 @@ import yaml
 
 from emu.backends.astra.inputs import (
     InputSetup,
-    Memories,
-    Memory,
     memory_table,
     network_text,
     system_table,
     write_inputs,
 )
+from emu.backends.astra.memories import Memories, Memory
 from emu.errors import InputError
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 SYSTEM = CollectiveSystem(
     dims=tuple(NetworkDim(npus=n, gib_per_s=16.0, latency_ns=20_000.0) for n in (2, 4)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.lab.parity.run import ParityOptions
+from emu.lab.parity.instance import ParityOptions
 from tests.astra.golden import SHARED, own_rows, run_on
 from tests.astra.original_workloads import PLANS, workload
 

@@ -3,7 +3,7 @@
 import pytest
 
 from emu.errors import Deadlock, InputError
-from emu.lab.parity.run import ParityOptions
+from emu.lab.parity.instance import ParityOptions
 from emu.workload.items import Line, Turn
 from tests.astra.golden import RUNS, SHARED, own_rows, published_rows, run, run_on, run_published
 

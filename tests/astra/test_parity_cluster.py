@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from emu.backends.astra.trace import LOCAL, Location, Place
+from emu.backends.astra.graph import LOCAL, Location, Place
 from emu.errors import InputError
 from emu.lab.parity.cluster import read_cluster
-from emu.lab.parity.run import ParityOptions
+from emu.lab.parity.instance import ParityOptions
 
 
 def instance(**changes):

@@ -8,10 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from emu.backends.astra.calculator import Command, Driver, open_astra, run_oneshot, write_first
-from emu.backends.astra.executor import Answer
+from emu.backends.astra.client import Command, open_astra, run_oneshot
+from emu.backends.astra.driver import Driver, write_first
+from emu.backends.astra.graph import Graph, Node, NodeKind
 from emu.backends.astra.inputs import InputFiles
-from emu.backends.astra.trace import Graph, Node, NodeKind
+from emu.backends.astra.polling import Answer
 from emu.errors import InputError, RunError
 from tests.patience import PATIENCE_S, until
 
@@ -130,7 +131,7 @@ def test_end_npus_are_asked_first_and_sleep_after_done(tmp_path):
     ],
 )
 def test_every_failure_is_one_clear_error(tmp_path, mode, problem, monkeypatch):
-    monkeypatch.setattr("emu.backends.astra.calculator.NOISE_LINES_MAX", 1000)
+    monkeypatch.setattr("emu.backends.astra.client.NOISE_LINES_MAX", 1000)
     limits = {"silent": {"timeout_s": 0.5}, "lingers": {"exit_s": 0.5}}
     with pytest.raises(RunError, match=problem):
         converse(tmp_path, mode, **limits.get(mode, {}))
@@ -174,7 +175,7 @@ def is_running(pid):
 
 @pytest.mark.parametrize("mode", ["fork", "silent", "stubborn"])
 def test_a_cancelled_run_leaves_no_process(tmp_path, mode, monkeypatch):
-    monkeypatch.setattr("emu.backends.astra.calculator._GRACE_S", 0.3)
+    monkeypatch.setattr("emu.backends.astra.client._GRACE_S", 0.3)
     pids = []
 
     async def cancel(scope):
@@ -240,7 +241,7 @@ def test_a_failing_front_end_leaves_no_process(tmp_path):
 
 
 def test_the_one_shot_program(tmp_path, monkeypatch):
-    monkeypatch.setattr("emu.backends.astra.calculator.NOISE_LINES_MAX", 1000)
+    monkeypatch.setattr("emu.backends.astra.client.NOISE_LINES_MAX", 1000)
 
     async def main(mode):
         timeout_s = 0.5 if "silent" in mode else PATIENCE_S

@@ -3,9 +3,9 @@
 import pytest
 
 from emu.apps.astra.trace import backend_of, parse_batch
-from emu.backends.astra.executor import run_once
-from emu.backends.astra.inputs import Memories
-from emu.backends.astra.trace import NodeKind
+from emu.backends.astra.graph import NodeKind
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories
 from emu.cli import main
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan

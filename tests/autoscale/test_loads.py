@@ -12,7 +12,7 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.schema import NodeTable
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.network.topology import build_topology
 from emu.units import MIB
 

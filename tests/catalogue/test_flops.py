@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emu.catalogue.flops import ModelFlops, model_flops
 from emu.catalogue.lookup import lookup_model
-from emu.catalogue.sizes import ModelFlops, model_flops
 from tests.latency.features import batch_flops
 
 

@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "blocks freed by a release are one too few",
-        "emu/kv/blocks.py",
+        "emu/kv/counting.py",
         "        self.blocks_free += request.kv_blocks\n",
         "        self.blocks_free += max(0, request.kv_blocks - 1)\n",
     ),

@@ -10,7 +10,7 @@ import pytest
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.latency.context import collectives
+from emu.latency.collectives import collectives
 
 
 def collective(*arguments):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
-from emu.lab.parity.run import ParityOptions, read_requests
+from emu.lab.parity.instance import ParityOptions
+from emu.lab.parity.run import read_requests
 from emu.runs.runner import adjust, execute
 from tests.astra.golden import run_on
 from tests.cluster.helpers import rows_of

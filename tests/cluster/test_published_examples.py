@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
 from emu.runs.runner import adjust, execute
 from tests.cluster.helpers import rows_of, summary_of

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from emu.backends.astra.trace import Graph
+from emu.backends.astra.graph import Graph
 from emu.cluster.dispatch import Dispatch
-from emu.lab.parity.run import Flight, Instance, ParityOptions, ParityRun, read_requests
+from emu.lab.parity.instance import Flight, Instance, ParityOptions
+from emu.lab.parity.run import ParityRun, read_requests
 from emu.replica.replica import Replica
 from tests.astra import golden
 from tests.cluster.test_published_examples import run_example

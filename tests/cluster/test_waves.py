@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.base import BatchShape

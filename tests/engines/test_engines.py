@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config import names
@@ -25,7 +25,7 @@ from emu.engines.registry import (
     nearest_version,
 )
 from emu.errors import InputError
-from emu.kv.memory import EngineMemory, MemoryRule
+from emu.kv.engine_memory import EngineMemory, MemoryRule
 from emu.latency.context import KernelPaths, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.runs.run_json import with_limits

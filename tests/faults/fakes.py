@@ -13,7 +13,7 @@ from emu.faults.handlers import HANDLERS
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.replica import actions as act
 from emu.replica.events import Asked, Event
 from emu.replica.relay_board import RelayBoard

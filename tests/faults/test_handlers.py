@@ -8,7 +8,7 @@ import pytest
 
 from emu.config.faultkinds import FAULT_KINDS
 from emu.faults.handlers import HANDLERS
-from emu.network.placement import Fate
+from emu.network.fates import Fate
 from emu.replica import events as ev
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status

@@ -38,7 +38,11 @@ def without(name: str, copy: Path) -> None:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, copy / path.name)
-    (copy / "emu" / "features" / f"{name}.py").unlink()
+    package = copy / "emu" / "features" / name
+    if package.is_dir():
+        shutil.rmtree(package)
+    else:
+        package.with_suffix(".py").unlink()
     registry = copy / "emu" / "config" / "features.py"
     text = registry.read_text(encoding="utf-8")
     line = f'    "emu.features.{name}",\n'

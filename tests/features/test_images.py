@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from emu.catalogue.lookup import from_hf_config, lookup_gpu, lookup_model
+from emu.catalogue.hf_config import from_hf_config
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.features.images import EncoderFleet, tower_costs
+from emu.features.images.fleet import EncoderFleet
+from emu.features.images.towers import tower_costs
 from emu.request import Request
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
-from emu.features.images import EncoderCache, ImageWork
+from emu.features.images.encoding import EncoderCache, ImageWork
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

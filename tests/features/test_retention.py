@@ -10,7 +10,7 @@ import pytest
 
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.kv.blocks import FreeList
+from emu.kv.free_list import FreeList
 from emu.kv.radix import Run
 from tests.cluster.helpers import LINEAR, rows_of, run_config, workload
 

@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
-from emu.features.speculation import (
-    DraftPlan,
-    DraftPricer,
-    Speculation,
-    SpeculativeTable,
-    TenantAcceptance,
-    conditional_rates,
-    expected_tokens,
-    stops_paying_at,
-)
-from emu.kv.grouped import KvGroup, KvLayout
+from emu.features.speculation.acceptance import Speculation, conditional_rates, expected_tokens
+from emu.features.speculation.drafters import DraftPlan, DraftPricer, stops_paying_at
+from emu.features.speculation.keys import SpeculativeTable, TenantAcceptance
+from emu.kv.groups import KvGroup, KvLayout
+from emu.latency.added import AddedBackend
 from emu.latency.linear import LinearBackend
-from emu.latency.parts import AddedBackend
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

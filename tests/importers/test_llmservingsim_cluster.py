@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.cluster.plan import make_plan
 from emu.config import check
 from emu.config.load import config_from_text

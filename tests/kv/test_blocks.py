@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, LowerTier, chunk_tokens_for
-from emu.kv.radix import block_keys
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import NO_HIT, CountingPool
+from emu.kv.keys import block_keys
+from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.request import Prefix, Request
 
 
@@ -83,7 +85,7 @@ def test_unknown_content_has_no_keys():
 
 def test_keys_do_not_depend_on_the_process():
     code = (
-        "import numpy as np\nfrom emu.kv.radix import block_keys\nfrom emu.request import Prefix\n"
+        "import numpy as np\nfrom emu.kv.keys import block_keys\nfrom emu.request import Prefix\n"
         "print(block_keys(Prefix(np.arange(40)), 16, 40), block_keys(Prefix(hash_ids=(3,4)), 512, 1024))"
     )
     seen = {

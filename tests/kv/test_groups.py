@@ -11,8 +11,9 @@ import pytest
 
 from emu.catalogue import model_from_file
 from emu.errors import InputError
-from emu.kv.blocks import NO_HIT
-from emu.kv.grouped import GroupedPool, KvGroup, KvLayout, kv_layout
+from emu.kv.counting import NO_HIT
+from emu.kv.grouped import GroupedPool
+from emu.kv.groups import KvGroup, KvLayout, kv_layout
 from emu.request import Prefix, Request
 
 CONFIGS = Path(__file__).parents[1] / "catalogue" / "configs"

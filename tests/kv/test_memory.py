@@ -1,16 +1,11 @@
-"""The memory planner against LLMServingSim's capacities and Vidur's 288 cases."""
-
-import json
-from pathlib import Path
+"""The memory planner against LLMServingSim's capacities."""
 
 import pytest
 
 from emu.catalogue import lookup_model
 from emu.errors import InputError
-from emu.kv.memory import engine_plan, engine_weight_bytes, vidur_layer_params, vidur_plan
+from emu.kv.memory import engine_plan, engine_weight_bytes
 from emu.units import GIB
-
-CASES = Path(__file__).parents[3] / "shared/data/vidur-cases/unit_memory_planner.json"
 
 LLAMA, QWEN, MOE = "Llama-3.1-8B", "Qwen3-32B", "Qwen3-30B-A3B"
 
@@ -85,44 +80,3 @@ def test_no_block_left_is_an_input_error():
         engine_plan(lookup_model(LLAMA), 16, utilization=0.9)
     with pytest.raises(InputError, match="no block fits"):
         engine_plan(lookup_model(LLAMA), 24, reserve_bytes=8 * GIB)
-
-
-def test_vidur_rule_worked_example():
-    # 4096*128*(2*32+2*32) + 3*4096*11008 = 202,375,168 parameters a layer, 2 GiB a request
-    spec = lookup_model("Llama-2-7b")
-    assert vidur_layer_params(spec) == 202_375_168
-    plan = vidur_plan(spec, 80, max_tokens=4096)
-    assert (plan.request_slots, plan.num_blocks) == (29, 7424)
-    assert plan.kv_bytes_token_rank * 4096 == 2 * GIB
-
-
-def test_vidur_rule_refuses_what_it_does_not_know():
-    with pytest.raises(InputError, match="dense models only"):
-        vidur_plan(lookup_model(MOE), 80)
-
-
-@pytest.mark.shared
-@pytest.mark.skipif(not CASES.exists(), reason="needs ../shared/data/vidur-cases")
-def test_vidur_rule_gives_all_cases():
-    memory_gib = {"a40": 45, "a100": 80, "h100": 80}
-    cases = json.loads(CASES.read_text())["cases"]
-    assert len(cases) == 288
-    for case in cases:
-        spec = lookup_model(case["model"])
-        tp, pp = case["tensor_parallel"], case["pipeline_stages"]
-        assert vidur_layer_params(spec, tp) == case["params_per_layer_per_device"], case
-        arguments = {
-            "tp": tp,
-            "pp": pp,
-            "max_tokens": case["max_tokens"],
-            "margin": case["memory_margin_fraction"],
-        }
-        if case["num_blocks_bs16"] is None:
-            with pytest.raises(InputError):
-                vidur_plan(spec, memory_gib[case["device"]], **arguments)
-            continue
-        plan = vidur_plan(spec, memory_gib[case["device"]], **arguments)
-        assert plan.weight_bytes_rank == 2 * case["params_per_device"], case
-        assert plan.kv_bytes_token_rank * case["max_tokens"] == case["kv_bytes_per_request"], case
-        assert plan.request_slots == case["request_slots"], case
-        assert plan.num_blocks == case["num_blocks_bs16"], case

@@ -12,27 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.backends.aiconfigurator import (
+from emu.backends.aiconfigurator.backend import AiconfiguratorBackend
+from emu.backends.aiconfigurator.database import (
     CHUNKS,
     DECODES,
-    SYSTEMS,
-    WHEEL,
-    AiconfiguratorBackend,
-    Provenance,
-    Wanted,
     covered_pairs,
-    find_table,
     grid,
     hf_config,
-    load_table,
     sample,
-    save_table,
-    table_path,
 )
+from emu.backends.aiconfigurator.saved import find_table, load_table, save_table, table_path
+from emu.backends.aiconfigurator.table import SYSTEMS, WHEEL, Provenance, Wanted
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run
-from emu.latency.engine import ASYNC_SCHEDULING
+from emu.latency.host_costs import ASYNC_SCHEDULING
 from tests.latency.shapes import decodes
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM5-80GB"

@@ -11,7 +11,7 @@ from emu.config.load import config_from_text
 from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
-from emu.latency.engine import EagerCalls, eager_calls
+from emu.latency.eager import EagerCalls, eager_calls
 from tests.latency.shapes import decodes
 
 CONFIG = """\

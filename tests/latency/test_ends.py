@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.latency.base import IS_COMPILED, PACKS, packed, series, unpacked
+from emu.latency.ends import IS_COMPILED, PACKS, packed, series, unpacked
 
 
 @given(

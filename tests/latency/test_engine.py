@@ -11,20 +11,15 @@ import pytest
 from emu.catalogue import list_models, lookup_gpu, lookup_model
 from emu.engines.registry import BUNDLES
 from emu.engines.vllm import vllm_kernels
-from emu.latency.base import BatchShape, packed
+from emu.latency.base import BatchShape
+from emu.latency.ends import packed
 from emu.latency.engine import (
     padded,
 )
-from emu.latency.engine_steps import (
-    EngineSteps,
-    Intake,
-    OutputStream,
-    SamplerCost,
-    Sampling,
-    _published,
-    resolve_sampling,
-)
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.front_end import Intake, OutputStream
 from emu.latency.roofline import RooflineBackend
+from emu.latency.sampling import SamplerCost, Sampling, _published, resolve_sampling
 from tests.latency.shapes import decodes
 
 ENGINE = BUNDLES["vllm-0.15"].model

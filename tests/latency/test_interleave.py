@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emu.latency.base import BatchShape
-from emu.latency.offload import HalfCosts, half_costs, interleaved_ns, split_shape
+from emu.latency.offload.interleaving import HalfCosts, half_costs, interleaved_ns, split_shape
 
 HALF = {"before": 5, "enter": 10, "in_memory": 0, "on_gpu": 0, "leave": 20, "after": 7}
 

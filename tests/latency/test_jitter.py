@@ -11,7 +11,7 @@ import pytest
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES
 from emu.errors import InputError
-from emu.latency.engine_steps import Jitter
+from emu.latency.jitter import Jitter
 from emu.runs.runner import adjust, execute
 
 ENGINE = BUNDLES["vllm-0.15"].model

@@ -12,7 +12,7 @@ import pytest
 
 from emu.catalogue import lookup_gpu
 from emu.latency.coefficients import kernels_of
-from emu.latency.kernels import Ops
+from emu.latency.kernels.operations import Ops
 
 ROWS = (512, 2048, 8192)
 MATRICES = ((10_240, 8192), (65_536, 8192), (8192, 16_384))

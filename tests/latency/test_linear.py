@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.latency.base import BatchShape, stepped_decode_run
-from emu.latency.engine import (
+from emu.latency.host_costs import (
     ASYNC_SCHEDULING,
     NO_OVERHEAD,
     SYNC_SCHEDULING,

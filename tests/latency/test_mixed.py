@@ -7,7 +7,7 @@ import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model, model_from_file
 from emu.latency.base import BatchShape
-from emu.latency.mixed import MixedRooflineBackend
+from emu.latency.mixed_roofline import MixedRooflineBackend
 from emu.latency.roofline import RooflineBackend
 
 CONFIGS = Path(__file__).parents[1] / "catalogue" / "configs"

@@ -18,16 +18,14 @@ from emu.config.schema import (
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.context import LatencyContext
-from emu.latency.offload import (
-    DEVICES,
+from emu.latency.offload.pim import DEVICES, PimAttention, pim_device
+from emu.latency.offload.weights import (
     Device,
-    PimAttention,
     Placement,
     WeightLoads,
     bytes_by_device,
     device_of,
     parse_layers,
-    pim_device,
     row_bytes,
 )
 from tests.latency.shapes import decodes

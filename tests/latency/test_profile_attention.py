@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.fidelity_blocks import dealt_ns
 from emu.latency.base import BatchShape
-from emu.latency.profile_tables import AttentionTable, BlockGrid, LayerAttention
+from emu.latency.profile.attention import BlockGrid, LayerAttention
+from emu.latency.profile.tables import AttentionTable
 
 
 class Table:

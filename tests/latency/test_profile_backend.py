@@ -10,22 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.catalogue.lookup import GpuSpec
+from emu.catalogue.gpu import GpuSpec
 from emu.cluster.backends import block_grid
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.engine import ASYNC_SCHEDULING, HostCosts
+from emu.latency.host_costs import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import (
-    HostMemory,
-    Parallel,
-    ProfileBackend,
-    ProfileModel,
-    graph_tokens,
-    stage_bounds,
-)
-from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_tables import BlockGrid
+from emu.latency.profile.attention import BlockGrid
+from emu.latency.profile.backend import ProfileBackend, stage_bounds
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel, graph_tokens
 from tests.latency.profile_vectors import write_bundle
 from tests.latency.test_offload import context
 

@@ -8,7 +8,7 @@ import pytest
 
 from emu.cli import main
 from emu.errors import InputError
-from emu.latency.profile_bundle import find_bundle, parse_architecture, read_bundle, variant_name
+from emu.latency.profile.bundle import find_bundle, parse_architecture, read_bundle, variant_name
 from tests.latency.profile_vectors import META, MOE_ARCHITECTURE, SKEW_META, write_bundle
 
 

@@ -13,8 +13,9 @@ import pytest
 from emu.errors import InputError
 from emu.latency.base import BatchShape, next_decode_shape, stepped_decode_run
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import Bundle, find_bundle, read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import Bundle, find_bundle, read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from tests.latency.profile_vectors import SHARED_PROFILES, needs_bundles
 
 pytestmark = [needs_bundles, pytest.mark.shared]

@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.latency.profile_tables import (
-    OLD_SKEW_AXES,
-    AttentionTable,
-    Curve,
-    DecodeTimes,
-    ExpertTable,
-    SkewAxes,
-    SkewTable,
-    bracket,
-)
+from emu.latency.profile.skew import OLD_SKEW_AXES, SkewAxes, SkewTable
+from emu.latency.profile.tables import AttentionTable, Curve, DecodeTimes, ExpertTable, bracket
 
 SMALL = settings(max_examples=60, deadline=None)
 

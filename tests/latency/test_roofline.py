@@ -9,10 +9,13 @@ from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_mo
 from emu.engines.registry import BUNDLES
 from emu.latency.base import COMPONENTS, BatchShape, next_decode_shape, stepped_decode_run
 from emu.latency.coefficients import all_kernels, kernels_of, scaled
-from emu.latency.engine_steps import EngineSteps, Sampling
-from emu.latency.kernels import Ops, machine_collective, window_pairs
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.kernels.attention import window_pairs
+from emu.latency.kernels.machine import machine_collective
+from emu.latency.kernels.operations import Ops
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline import RooflineBackend
+from emu.latency.sampling import Sampling
 from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"

@@ -9,7 +9,7 @@ from emu.catalogue.model import BITS_PER_1024, UNITS
 from emu.config.tables import Dtype
 from emu.latency import coefficients
 from emu.latency.coefficients import kernels_of
-from emu.latency.kernels import Ops
+from emu.latency.kernels.operations import Ops
 
 
 def test_each_type_has_bytes_units_and_kernels_of_its_own_line():

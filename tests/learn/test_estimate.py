@@ -7,7 +7,7 @@ import pytest
 
 from emu.apps.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
 from emu.engines.registry import BUNDLES
-from emu.latency.engine import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
+from emu.latency.posterior import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
 
 SIZE = len(NAMES)
 HERE = values_of(BUNDLES["vllm-0.15"].model)

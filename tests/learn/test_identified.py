@@ -19,16 +19,11 @@ from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES, engine_text
-from emu.latency import engine
+from emu.latency import posterior
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
-from emu.latency.engine import (
-    PARAMETERS,
-    EngineModel,
-    Floats,
-    known_engine,
-    with_values,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import PARAMETERS, Floats, known_engine, with_values
 from tests.learn.hidden import workload
 from tests.learn.test_probe import HIDDEN, SERVER, mean_step_ms
 
@@ -148,9 +143,9 @@ def test_steps_of_crowded_and_of_overloaded_servers_follow(tmp_path: Path, seed:
 
 def test_every_prior_that_is_shipped_is_a_distribution() -> None:
     """A run reads this file without checking its numbers."""
-    path = Path(engine.__file__).with_name("prior.toml")
+    path = Path(posterior.__file__).with_name("prior.toml")
     found = tomllib.loads(path.read_text(encoding="utf-8"))
     of_gpus = [table[which] for table in found["gpus"] for which in ("posterior", "other")]
     assert len(of_gpus) >= 2
     for table in (found["generic"], *of_gpus):
-        msgspec.convert(table, engine.Posterior).check(str(path))
+        msgspec.convert(table, posterior.Posterior).check(str(path))

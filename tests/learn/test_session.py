@@ -23,12 +23,8 @@ from emu.cli import call
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES, model_from_file
 from emu.errors import InputError
-from emu.latency.engine import (
-    EngineModel,
-    learned_posterior,
-    prior_of,
-    values_of,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import learned_posterior, prior_of, values_of
 from tests.learn.hidden import served, workload
 
 SHIPPED = BUNDLES["vllm-0.15"].model

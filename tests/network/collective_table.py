@@ -4,7 +4,8 @@ import csv
 import re
 from pathlib import Path
 
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 TABLE = Path(__file__).parents[2].parent / "shared/data/astra-sim-cycles.csv"
 

@@ -8,7 +8,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
-from emu.network.placement import Fate
+from emu.network.fates import Fate
 from tests.kernel.scripted import run
 
 

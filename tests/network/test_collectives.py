@@ -8,23 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
+from emu.network.chunks import chunk_sizes, pipeline_ns
 from emu.network.collectives import (
     Collectives,
     CollectiveSystem,
     collective_ns,
     ends_ns,
 )
-from emu.network.rounds import (
-    KINDS,
-    NetworkDim,
-    Parsed,
-    chunk_sizes,
-    coordinates,
-    group_of,
-    message_between_ns,
-    parse_algorithm,
-    pipeline_ns,
-)
+from emu.network.dimensions import NetworkDim, coordinates, group_of, message_between_ns
+from emu.network.rounds import KINDS, Parsed, parse_algorithm
 from tests.csvfile import csv_rows
 from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
-from emu.network.collectives import collective_ns, congested_ns, ends_ns, simulate_ends_ns
-from emu.network.rounds import CollectiveSystem, NetworkDim
+from emu.network.collectives import collective_ns, ends_ns
+from emu.network.congestion import congested_ns, simulate_ends_ns
+from emu.network.dimensions import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 ONE_BYTE_PER_NS = 1e9 / 2**30

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from emu.config.schema import GpuTable, NodeTable, ReplicaTable
 from emu.errors import InputError
-from emu.network.placement import Grid, place, shard_moves, shard_paths
+from emu.network.grids import Grid, shard_moves, shard_paths
+from emu.network.placement import place
 from emu.network.topology import build_topology
 
 A100 = GpuTable(

@@ -11,28 +11,19 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from emu.apps import profiler
-from emu.apps.profiler import (
-    COARSE,
-    CudaTimer,
-    Limits,
-    Tables,
-    architecture,
-    attention_points,
-    dense_layers,
-    hardware_name,
-    in_levels,
-    measure,
-    shapes_of,
-    token_counts,
-)
-from emu.apps.profiler import main as profiler_main
+from emu.apps.profiler import files
+from emu.apps.profiler.__main__ import main as profiler_main
+from emu.apps.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts
+from emu.apps.profiler.measure import ProfileOptions, Tables, hardware_name, measure, profile
+from emu.apps.profiler.shapes import architecture, dense_layers, shapes_of
+from emu.apps.profiler.timers import CudaTimer
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile import ProfileBackend, ProfileModel
-from emu.latency.profile_bundle import read_bundle
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import ProfileModel
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)
@@ -219,7 +210,7 @@ class Event:
 @pytest.mark.parametrize("write_us", [20.0, 60.0, 500.0])
 def test_a_call_is_timed_on_the_device_alone(monkeypatch, write_us: float):
     """Two kernels of 4 us, launched at 10 us each: the host's time is not in the figure."""
-    monkeypatch.setattr("emu.apps.profiler._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.apps.profiler.timers._AWAKE_S", 0.0)
     stream = Stream(launch_us=10.0, write_us=write_us)
     timer = CudaTimer(stream, 3)
     stream.log.clear()
@@ -279,15 +270,15 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
                 return found
             return lambda *given, device, **options: found(*given, **options)
 
-    monkeypatch.setattr(profiler, "import_torch", Torch)
-    monkeypatch.setattr("emu.apps.profiler._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.apps.profiler.measure.import_torch", Torch)
+    monkeypatch.setattr("emu.apps.profiler.timers._AWAKE_S", 0.0)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
-    options = profiler.ProfileOptions(
+    options = ProfileOptions(
         model="tiny/Tiny", hf_config=str(config), out=str(tmp_path), tp=(1, 2), budget_s=0,
         repeats=1, limits=SMALL,
     )  # fmt: skip
-    directory = profiler.profile(options)
+    directory = profile(options)
     assert directory == tmp_path / lookup_gpu("H200").name / "tiny" / "Tiny" / "bf16"
     for tp in (1, 2):
         assert read_bundle(directory, tp).dense["down_proj"].at(64) > 0
@@ -304,11 +295,11 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
 def test_tables_come_back_through_the_reader(tmp_path: Path):
     _, tables = run()
     shapes = shapes_of(LLAMA, 1)
-    profiler.write_curves(tmp_path / "tp1" / "dense.csv", "tokens", tables.dense)
-    profiler.write_curves(tmp_path / "tp1" / "per_sequence.csv", "sequences", tables.per_sequence)
-    profiler.write_attention(tmp_path / "tp1" / "attention.csv", tables.attention)
-    profiler.write_yaml(tmp_path / "architecture.yaml", architecture(shapes))
-    profiler.write_yaml(
+    files.write_curves(tmp_path / "tp1" / "dense.csv", "tokens", tables.dense)
+    files.write_curves(tmp_path / "tp1" / "per_sequence.csv", "sequences", tables.per_sequence)
+    files.write_attention(tmp_path / "tp1" / "attention.csv", tables.attention)
+    files.write_yaml(tmp_path / "architecture.yaml", architecture(shapes))
+    files.write_yaml(
         tmp_path / "meta.yaml",
         {"hardware": "Fake", "model": "m", "variant": "bf16", "architecture": "llama"},
     )
@@ -344,7 +335,7 @@ def test_without_torch_the_extra_is_named(monkeypatch, capsys, tmp_path: Path):
 
 def test_it_imports_little():
     """`python -m emu.apps.profiler` runs where only torch, numpy, pyyaml and msgspec are installed."""
-    code = "import sys, emu.apps.profiler; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    code = "import sys, emu.apps.profiler.__main__; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"uvloop", "anyio", "cyclopts", "rich", "plotly"} & set(found.stdout.split())
 
@@ -353,8 +344,8 @@ def test_real_kernels_in_miniature(tmp_path: Path):
     pytest.importorskip("torch", reason="PyTorch is not installed (extra `profiler`)")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
-    directory = profiler.profile(
-        profiler.ProfileOptions(
+    directory = profile(
+        ProfileOptions(
             model="tiny/Tiny",
             hf_config=str(config),
             out=str(tmp_path / "bundles"),

@@ -13,7 +13,7 @@ from typing import Any
 from emu.config.schema import FcfsTable, VllmTable
 from emu.kernel.clock import NEVER, Actor, Kernel, Lock
 from emu.latency.linear import LinearBackend
-from emu.network.placement import Grid
+from emu.network.grids import Grid
 from emu.replica import events as ev
 from emu.replica.actor import ReplicaActor
 from emu.replica.relay_board import RelayBoard, SplitBatch

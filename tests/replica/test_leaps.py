@@ -10,8 +10,9 @@ import pytest
 
 from emu.engines.registry import engine_named
 from emu.kernel.clock import AT_DUE, NOW, PARK
-from emu.latency.base import BatchShape, Ends
-from emu.latency.engine_steps import Jitter
+from emu.latency.base import BatchShape
+from emu.latency.ends import Ends
+from emu.latency.jitter import Jitter
 from emu.replica import actions as act
 from emu.replica import events as ev
 from emu.replica.books import Books

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.engines.registry import engine_named
-from emu.latency.engine_steps import Jitter, OutputStream
+from emu.latency.front_end import OutputStream
+from emu.latency.jitter import Jitter
 from emu.replica import events as ev
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from emu.catalogue.sizes import ModelFlops
+from emu.catalogue.flops import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.process.exits import PIPE_COLUMNS

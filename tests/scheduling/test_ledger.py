@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from emu.kv.blocks import BlockPool, CountingPool
+from emu.kv.blocks import BlockPool
+from emu.kv.counting import CountingPool
 from emu.request import Request
 from emu.scheduling.ledger import ArrivalQueue, Ledger
 from emu.testing import request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
-from emu.kv.blocks import LowerTier
+from emu.kv.tiers import LowerTier
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

@@ -19,11 +19,14 @@ from typing import Final, Literal
 import msgspec
 
 from emu.backends.astra.etfile import write_graph
-from emu.backends.astra.inputs import InputSetup, Memories, network_text, system_table
-from emu.backends.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind
+from emu.backends.astra.graph import COLLECTIVE_KINDS, Graph, Node, NodeKind
+from emu.backends.astra.inputs import InputSetup, network_text, system_table
+from emu.backends.astra.memories import Memories
 from emu.errors import InputError, RunError
-from emu.network.collectives import collective_ns, congested_ns
-from emu.network.rounds import CollectiveSystem, Kind, NetworkDim, rank_count
+from emu.network.collectives import collective_ns
+from emu.network.congestion import congested_ns
+from emu.network.dimensions import NetworkDim, rank_count
+from emu.network.rounds import CollectiveSystem, Kind
 from emu.process.exits import scratch
 
 _TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")

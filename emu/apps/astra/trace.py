@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from emu.backends.astra.backend import AstraBackend, input_setup, make_astra
-from emu.backends.astra.calculator import on_kept_dims
+from emu.backends.astra.backend import AstraBackend
+from emu.backends.astra.build import input_setup, make_astra
 from emu.backends.astra.etfile import Dialect, describe_file, write_graph
 from emu.backends.astra.inputs import write_inputs
+from emu.backends.astra.oneshot import on_kept_dims
 from emu.backends.astra.trace import format_trace
 from emu.cluster.plan import make_plan
 from emu.config.check import overridden

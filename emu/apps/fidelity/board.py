@@ -28,11 +28,12 @@ from emu.apps.fidelity.runs import (
     Stage,
     Unread,
 )
-from emu.backends.llmservingsim import import_cluster, read_cluster_file
+from emu.backends.llmservingsim.cluster_file import read_cluster_file
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
 from emu.config.schema import LatencyTable
 from emu.errors import InputError
-from emu.latency.engine import Floats
+from emu.latency.posterior import Floats
 from emu.process.exits import scratch
 from emu.process.pool import pool_of
 from emu.report.summary import Summary as RunSummary

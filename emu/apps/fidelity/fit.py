@@ -25,11 +25,11 @@ from emu.apps.learn.session import (
 from emu.engines.bundle import Engine
 from emu.engines.registry import BUNDLES, engine_named, engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import (
     METRICS,
     NAMES,
     PARAMETERS,
-    EngineModel,
     Floats,
     Posterior,
     values_of,

@@ -28,14 +28,14 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.backends.llmservingsim import import_cluster
+from emu.backends.llmservingsim.convert import import_cluster
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.config.load import load_config
 from emu.config.names import engine_words, json_object, read_input
 from emu.engines.registry import nearest_version
 from emu.errors import InputError
-from emu.latency.profile_bundle import variant_name
+from emu.latency.profile.bundle import variant_name
 from emu.process.exits import open_console
 from emu.report.compare import (
     compare_with,

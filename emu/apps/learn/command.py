@@ -19,12 +19,7 @@ from emu.apps.learn.session import About, Emulator, Learned, Session, check_name
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.engine import (
-    PARAMETERS,
-    known_engine,
-    values_of,
-    with_values,
-)
+from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
 from emu.process.exits import open_console
 
 

@@ -16,11 +16,11 @@ from emu.apps.learn.levels import Level
 from emu.config.load import load_config
 from emu.engines.registry import engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import (
     METRICS,
     NAMES,
     PARAMETERS,
-    EngineModel,
     Floats,
     Known,
     Posterior,
@@ -456,7 +456,7 @@ def population(runs: list[RunEvidence]) -> Population:
 #     weights_time = 1.031 ...
 #
 #     [learned]                   format, name, date, emu's version, what was measured, the verdict
-#     [posterior]                 mean, covariance and noise (emu/latency/engine.py)
+#     [posterior]                 mean, covariance and noise (emu/latency/posterior.py)
 #
 # The file depends on the data and the options only: the date is the data's, or the option's.
 

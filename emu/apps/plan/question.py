@@ -19,7 +19,8 @@ import msgspec
 
 from emu.apps.sweeps.sweepfile import Condition
 from emu.catalogue import sizes
-from emu.catalogue.lookup import GpuSpec, lookup_gpu
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import UNITS, ModelSpec
 from emu.config.names import did_you_mean, toml_text
 from emu.config.presets import PRESETS, WORKLOADS

@@ -39,7 +39,7 @@ from emu.apps.serve.world import Choice, Exchange, awaiting_kv
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
-from emu.latency.engine_steps import Intake
+from emu.latency.front_end import Intake
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import HANDOFF_NEVER_NS, Request, Status

@@ -19,12 +19,8 @@ from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.engines.registry import engine_text
 from emu.errors import InputError
-from emu.latency.engine import (
-    EngineModel,
-    Known,
-    draws,
-    known_engine,
-)
+from emu.latency.engine import EngineModel
+from emu.latency.posterior import Known, draws, known_engine
 from emu.process.exits import open_console, scratch
 from emu.process.pool import pool_of
 from emu.process.prepared import prepared

@@ -14,186 +14,24 @@ real program in the executor's place.
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.backends.astra.calculator import Calculator, OneShotCalculator
-from emu.backends.astra.etfile import Dialect
-from emu.backends.astra.executor import Chain, run_once
-from emu.backends.astra.inputs import InputSetup, Memories, Memory
-from emu.backends.astra.rows import (
-    BundleTimes,
-    LayerTimes,
-    RooflineTimes,
-    TraceGenerator,
-    TraceSetup,
-)
-from emu.backends.astra.trace import QUIRKS, Graph, Trace, TraceModel, convert
-from emu.catalogue import sizes
-from emu.config.schema import AstraTable
-from emu.errors import InputError, RunError
+from emu.backends.astra.chain import Chain
+from emu.backends.astra.convert import QUIRKS, convert
+from emu.backends.astra.counts import CountStore, shape_key
+from emu.backends.astra.graph import Graph
+from emu.backends.astra.iteration import run_once
+from emu.backends.astra.memories import Memories
+from emu.backends.astra.rows import TraceGenerator
+from emu.backends.astra.trace import Trace
+from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.coefficients import scaled
-from emu.latency.context import LatencyContext, collective_system, link_dims
-from emu.latency.engine import host_costs, step_overhead_ns
-from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import LAYER_COMPONENT
-from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
-from emu.latency.roofline import RooflineBackend
-from emu.network.rounds import CollectiveSystem, NetworkDim
-
-# --------------------------------------------------------------------------------------------------
-# Counts that ASTRA-Sim has given, kept by batch shape: to be reused, or replayed without it.
-#
-# Owns a SQLite file with one table: a fingerprint of everything that the counts depend on beside
-# the batch (model, degrees, network, memories, layer times, program), the canonical batch shape,
-# and the cycles of each pipeline stage. Shapes that cost the same are one: the order of prompt
-# chunks does not matter, and of the decodes only count, sum and extremes of their contexts.
-#
-# The file may be shared by processes; a run reads what it knows once and writes what it learns.
-
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS counts (
-    fingerprint TEXT NOT NULL,
-    shape TEXT NOT NULL,
-    cycles TEXT NOT NULL,
-    PRIMARY KEY (fingerprint, shape)
-) WITHOUT ROWID
-"""
-_COMMIT_EVERY: Final = 256
-
-
-def shape_key(shape: BatchShape) -> str:
-    """The canonical text of a shape."""
-    chunks = sorted(zip(shape.prefill_new, shape.prefill_context, strict=True))
-    prompts = "+".join(f"{new}@{context}" for new, context in chunks) or "-"
-    decodes = (
-        f"{shape.decode_count}x{shape.decode_context_sum}"
-        f"[{shape.decode_context_min},{shape.decode_context_max}]"
-        if shape.decode_count
-        else "-"
-    )
-    layers = f"{shape.start_layer}:{shape.layers}"
-    return f"p={prompts} d={decodes} n={shape.sequences} pad={shape.padded_tokens} l={layers}"
-
-
-def fingerprint(*parts: Any) -> str:
-    """A short text that differs when anything in `parts` (Structs, plain values) differs."""
-    data = msgspec.json.encode([msgspec.to_builtins(part, str_keys=True) for part in parts])
-    return hashlib.sha256(data).hexdigest()[:32]
-
-
-class CountStore:
-    """One file of counts, for one fingerprint."""
-
-    def __init__(self, path: Path, system: str, *, must_exist: bool = False) -> None:
-        """Raises InputError for a file that is missing (`must_exist`) or is no such file."""
-        self.path = path
-        self._system = system
-        self._unsaved: list[tuple[str, str, str]] = []
-        self.hits = 0
-        self.misses = 0
-        if must_exist and not path.is_file():
-            raise InputError(str(path), None, "latency.replay", "no such file")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path)
-        except (OSError, sqlite3.Error) as error:
-            raise InputError(str(path), None, "", f"cannot be opened: {error}") from None
-        try:
-            self._db.execute(_SCHEMA)
-            rows = self._db.execute(
-                "SELECT shape, cycles FROM counts WHERE fingerprint = ?", (system,)
-            )
-            self._known = {shape: _cycles(text) for shape, text in rows}
-        except (sqlite3.Error, ValueError) as error:
-            self._db.close()
-            raise InputError(str(path), None, "", f"not a file of counts: {error}") from None
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, shape: BatchShape) -> tuple[int, ...] | None:
-        """Cycles of each stage, or None."""
-        found = self._known.get(shape_key(shape))
-        if found is None:
-            self.misses += 1
-        else:
-            self.hits += 1
-        return found
-
-    def require(self, shape: BatchShape) -> tuple[int, ...]:
-        """Cycles of each stage. Raises RunError that says which shape is missing."""
-        found = self.get(shape)
-        if found is None:
-            others = self._count_others()
-            hint = f" (it has {others} for other systems)" if others and not self._known else ""
-            raise RunError(
-                f"{self.path}: no count for the batch {shape_key(shape)}; "
-                f"the file has {len(self._known)} for this system{hint}"
-            )
-        return found
-
-    def put(self, shape: BatchShape, cycles: Sequence[int]) -> None:
-        """Remember the counts of a shape."""
-        key = shape_key(shape)
-        self._known[key] = tuple(cycles)
-        text = ",".join(map(str, cycles))
-        self._unsaved.append((self._system, key, text))
-        if len(self._unsaved) >= _COMMIT_EVERY:
-            self.save()
-
-    def save(self) -> None:
-        """Make everything durable. Raises RunError.
-
-        Nothing is open between two calls: replicas of several kinds share the file in one run.
-        """
-        rows, self._unsaved = self._unsaved, []
-        if not rows:
-            return
-        try:
-            with self._db:
-                self._db.executemany("INSERT OR REPLACE INTO counts VALUES (?, ?, ?)", rows)
-        except sqlite3.Error as error:
-            raise RunError(f"{self.path}: counts cannot be stored: {error}") from None
-
-    def _count_others(self) -> int:
-        (count,) = self._db.execute("SELECT COUNT(*) FROM counts").fetchone()
-        return int(count)
-
-    def close(self) -> None:
-        """Save and close."""
-        try:
-            self.save()
-        finally:
-            self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _cycles(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-# --- The `astra-sim` latency backend --------------------------------------------------------------
+from emu.latency.profile.rows import LAYER_COMPONENT
+from emu.network.rounds import CollectiveSystem
 
 STAGGER: Final = "end_npu_stagger"
 """The last NPU starts at the first event of the others, as under the program's polling."""
@@ -262,7 +100,6 @@ class AstraBackend:
         self._measured: dict[str, tuple[int, ...]] = {}
         """What a program without a store has said in this run."""
 
-    # --- graphs -----------------------------------------------------------------------------
     def trace(self, shape: BatchShape) -> Trace:
         """The rows of an iteration."""
         return self._generator.trace(shape)
@@ -277,7 +114,6 @@ class AstraBackend:
             graphs += convert(trace, first, self._num_npus, named=named, quirks=quirks)
         return graphs
 
-    # --- cycles -----------------------------------------------------------------------------
     def _stages(self, ends: Sequence[int] | Mapping[int, int], stages: int) -> tuple[int, ...]:
         """Duration of each stage from the ends of its NPUs (any member's)."""
         per_stage = self._num_npus // stages
@@ -339,7 +175,6 @@ class AstraBackend:
     def _host(self, shape: BatchShape) -> int:
         return self._host_ns(shape) if self._host_ns is not None else 0
 
-    # --- the protocol -----------------------------------------------------------------------
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
         return max(1, sum(self._cycles(shape)) + self._host(shape))
@@ -383,234 +218,3 @@ class AstraBackend:
 
 def _is_partial(shape: BatchShape) -> bool:
     return bool(shape.start_layer) or shape.layers >= 0
-
-
-# --------------------------------------------------------------------------------------------------
-# The `astra-sim` backend of a replica, from the configuration.
-#
-# Owns the choice of layer times, the network and memories of one replica (or of the members of a
-# data-parallel group that share its experts), and where counts come from: embedded executor,
-# program, cache or replay.
-
-
-def _keys(context: LatencyContext) -> AstraTable:
-    table = context.table
-    assert isinstance(table, AstraTable)
-    return table
-
-
-def check_astra(context: LatencyContext) -> None:
-    """Refuse what the program cannot run. Raises InputError."""
-    tp, ep = context.tensor_parallel, _expert_ranks(context)
-    if ep > tp and ep % tp:
-        problem = f"{ep} ranks do not fill tensor_parallel {tp} evenly"
-        raise InputError(context.source, None, "replicas.expert_parallel", problem)
-    _memories(context).check(f"{context.source}: [[nodes]]")
-
-
-def _expert_ranks(context: LatencyContext) -> int:
-    has_experts = context.model.experts is not None
-    return (context.expert_parallel or context.tensor_parallel) if has_experts else 1
-
-
-def make_astra(context: LatencyContext) -> AstraBackend:
-    """The backend of one kind of replica. Raises InputError for what it lacks."""
-    check_astra(context)
-    table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
-    experts, ep = context.model.experts, _expert_ranks(context)
-    members = max(1, ep // tp)
-    dims, tensor_dims, expert_dims = _network(context, members)
-    network = collective_system(context, dims)
-    memories = _memories(context)
-    setup = TraceSetup(
-        model=_trace_model(context),
-        tensor=tp,
-        pipeline=pp,
-        expert=ep,
-        local_experts=max(1, ep // members),
-        tensor_dims=tensor_dims,
-        expert_dims=expert_dims,
-    )
-    gate = None
-    if experts is not None:
-        shape = GateShape(experts.count, experts.per_token, ep, context.seed)
-        gate = make_gate(table.expert_routing, shape)
-    costs = host_costs(table.host_overhead, table.step_overhead_us)
-
-    def host_ns(shape: BatchShape) -> int:
-        return step_overhead_ns(costs, shape.sequences)
-
-    return AstraBackend(
-        TraceGenerator(setup, _times(context), gate),
-        network,
-        memories,
-        members=members,
-        host_ns=host_ns,
-        faithful=table.faithful,
-        calculator=_calculator(context, network, memories),
-        store=_store(context, setup, network, memories),
-        replay_only=bool(table.replay),
-    )
-
-
-def _network(
-    context: LatencyContext, members: int
-) -> tuple[tuple[NetworkDim, ...], tuple[bool, ...] | None, tuple[bool, ...] | None]:
-    """Dimensions (tensor, pipeline, group) and the flags of tensor and expert collectives."""
-    tp, pp = context.tensor_parallel, context.pipeline_parallel
-    inner, outer = link_dims(context)
-    here = context.gpus_per_machine
-    sizes_of = [(tp, tp), (pp, tp * pp), (members, tp * pp * members)]
-    dims = [
-        msgspec.structs.replace(inner if reach <= here else outer, npus=size)
-        for size, reach in sizes_of
-    ]
-    while len(dims) > 1 and dims[-1].npus == 1:
-        dims.pop()
-    if len(dims) == 1:
-        return tuple(dims), None, None
-    tensor = (True, *[False] * (len(dims) - 1))
-    expert = (tp > 1, False, True) if members > 1 else tensor
-    return tuple(dims), tensor, expert
-
-
-def _memories(context: LatencyContext) -> Memories:
-    node = context.node
-    return Memories(
-        remote=Memory(
-            memory_type="PER_NODE_MEMORY_EXPANSION",
-            gbytes_per_s=node.host_memory_gbytes_per_s,
-            latency_ns=node.host_memory_latency_ns,
-        ),
-        cxl=Memory(
-            memory_type="MEMORY_POOL",
-            gbytes_per_s=node.cxl_gbytes_per_s,
-            latency_ns=node.cxl_latency_ns,
-            devices=node.cxl_devices,
-        )
-        if node.cxl_gib
-        else None,
-        local=Memory(
-            memory_type="PER_NPU_MEMORY_EXPANSION",
-            gbytes_per_s=context.gpu.memory_gbytes_per_s,
-        ),
-    )
-
-
-def _trace_model(context: LatencyContext) -> TraceModel:
-    model = context.model
-    dtype = sizes.activation_dtype(model, context.dtype)
-    experts = model.experts
-    return TraceModel(
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn=model.ffn,
-        vocab=model.vocab,
-        element_bytes=sizes.weight_bytes(1, dtype),
-        kv_element_bytes=sizes.weight_bytes(1, context.kv_cache_dtype),
-        experts=experts.count if experts else 0,
-        expert_ffn=experts.ffn if experts else 0,
-    )
-
-
-def _times(context: LatencyContext) -> LayerTimes:
-    table, model = _keys(context), context.model
-    if table.compute == "profile":
-        if not table.path:
-            problem = 'compute = "profile" needs a bundle'
-            raise InputError("config", None, "latency.path", problem)
-        directory = find_bundle(
-            table.path,
-            hardware=table.hardware or context.gpu.name,
-            model=model.name,
-            variant=variant_name(
-                sizes.activation_dtype(model, context.dtype), context.kv_cache_dtype
-            ),
-        )
-        return BundleTimes(read_bundle(directory, context.tensor_parallel))
-    backend = RooflineBackend(
-        model,
-        context.gpu,
-        tp=context.tensor_parallel,
-        ep=context.expert_parallel,
-        dtype=context.dtype,
-        kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(
-            context.kernels.coefficients(context.gpu),
-            table.compute_efficiency,
-            table.memory_efficiency,
-        ),
-        collective_ns=_no_collectives,
-        round_tokens_to=table.round_tokens_to,
-    )
-    return RooflineTimes(backend, model)
-
-
-def _no_collectives(kind: str, size_bytes: int, ranks: int) -> int:
-    """Collectives are nodes of the graphs here."""
-    return 0
-
-
-def _calculator(
-    context: LatencyContext, network: CollectiveSystem, memories: Memories
-) -> Calculates | None:
-    table = _keys(context)
-    if not table.binary or table.replay:
-        return None
-    found = shutil.which(table.binary)
-    if found is None:
-        problem = f"no program that may be run: {table.binary}"
-        raise InputError(context.source, None, "latency.binary", problem)
-    binary = Path(found).absolute()
-    npus = 1
-    for dim in network.dims:
-        npus *= dim.npus
-    if table.dialect != "oneshot":
-        setup = input_setup(network, memories)
-        return Calculator(binary, setup, npus, dialect=table.dialect, timeout_s=table.timeout_s)
-    setup = input_setup(network, memories, "upstream")
-    kept = [dim.npus > 1 for dim in network.dims]
-    return OneShotCalculator(binary, setup, max(2, npus), kept=kept, timeout_s=table.timeout_s)
-
-
-def input_setup(
-    network: CollectiveSystem, memories: Memories, dialect: Dialect = "fork"
-) -> InputSetup:
-    """What a program's input files say."""
-    if dialect == "fork":
-        return InputSetup(network=network, memories=memories)
-    # The published program takes no dimension of one NPU; a lone NPU is given a neighbor.
-    kept = [index for index, dim in enumerate(network.dims) if dim.npus > 1]
-    dims = tuple(network.dims[index] for index in kept)
-    if not dims:
-        kept, dims = [0], (msgspec.structs.replace(network.dims[0], npus=2),)
-    algorithms = tuple(network.algorithm(index) for index in kept)
-    system = msgspec.structs.replace(network, dims=dims, algorithms=algorithms)
-    return InputSetup(network=system, memories=memories, dialect="upstream")
-
-
-def _store(
-    context: LatencyContext, setup: TraceSetup, network: CollectiveSystem, memories: Memories
-) -> CountStore | None:
-    table = _keys(context)
-    path = table.replay or table.cache
-    if not path:
-        return None
-    system = fingerprint(
-        setup,
-        network,
-        memories,
-        context.gpu,
-        {
-            "model": context.model.name,
-            "dtype": [context.dtype, context.kv_cache_dtype],
-            "compute": [table.compute, table.path, table.hardware, table.round_tokens_to],
-            "efficiency": [table.compute_efficiency, table.memory_efficiency],
-            "routing": [table.expert_routing, context.seed],
-            "faithful": table.faithful,
-        },
-    )
-    return CountStore(Path(path), system, must_exist=bool(table.replay))

@@ -9,124 +9,17 @@ byte. Source: ASTRA-Sim as LLMServingSim drives it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from google.protobuf.message import DecodeError
 
+from emu.backends.astra.chakra import GlobalMetadata, NodeProto
+from emu.backends.astra.graph import FORK_TYPES, UPSTREAM_TYPES, Graph, Node, NodeKind
 from emu.backends.astra.inputs import UPSTREAM_SCALE
-from emu.backends.astra.trace import (
-    FORK_TYPES,
-    UPSTREAM_TYPES,
-    Graph,
-    Node,
-    NodeKind,
-)
 from emu.config.names import read_input
-from emu.errors import InputError, needs_extra
-
-# --------------------------------------------------------------------------------------------------
-# The messages of `chakra.proto`, built when this module is loaded.
-#
-# Owns the way from the `.proto` text to protobuf message classes. The text is read at run time
-# instead of generating code from it: generated code is tied to a version of the protobuf library,
-# and this way the file is the only definition. Understands what that file uses (messages, oneof,
-# repeated, scalars), no more.
-
-with needs_extra("astra", "config", "latency.backend"):
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-_FILE: Final = "chakra.proto"
-_SCALAR_NAMES: Final = (
-    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
-    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
-)
-_SCALARS: Final = {
-    name: getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{name.upper()}")
-    for name in _SCALAR_NAMES
-}
-_FIELD: Final = re.compile(r"(repeated\s+)?(\w+)\s+(\w+)\s*=\s*(\d+)\s*;")
-_OPEN: Final = re.compile(r"(message|oneof)\s+(\w+)\s*\{")
-
-
-def parse_proto(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """The descriptor of a .proto text of the kind described above."""
-    text = re.sub(r"//[^\n]*", "", text)
-    package = re.search(r"package\s+([\w.]+)\s*;", text)
-    assert package is not None
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"emu/backends/astra/{_FILE}", package=package.group(1), syntax="proto3"
-    )
-    message: descriptor_pb2.DescriptorProto | None = None
-    in_oneof = False
-    position = package.end()
-    while match := re.compile(r"\s*(\}|" + _OPEN.pattern + "|" + _FIELD.pattern + ")").match(
-        text, position
-    ):
-        position = match.end()
-        statement = match.group(1)
-        if opened := _OPEN.fullmatch(statement):
-            if opened.group(1) == "message":
-                message = file.message_type.add(name=opened.group(2))
-            else:
-                assert message is not None
-                message.oneof_decl.add(name=opened.group(2))
-                in_oneof = True
-        elif statement == "}":
-            if in_oneof:
-                in_oneof = False
-            else:
-                message = None
-        else:
-            assert message is not None
-            _add_field(file, message, statement, in_oneof)
-    assert not text[position:].strip(), f"cannot read {text[position : position + 40]!r}"
-    return file
-
-
-def _add_field(
-    file: descriptor_pb2.FileDescriptorProto,
-    message: descriptor_pb2.DescriptorProto,
-    statement: str,
-    in_oneof: bool,
-) -> None:
-    match = _FIELD.fullmatch(statement)
-    assert match is not None
-    repeated, kind, name, number = match.groups()
-    field = message.field.add(name=name, number=int(number))
-    proto = descriptor_pb2.FieldDescriptorProto
-    field.label = proto.LABEL_REPEATED if repeated else proto.LABEL_OPTIONAL
-    if kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    else:
-        field.type = proto.TYPE_MESSAGE
-        field.type_name = f".{file.package}.{kind}"
-    if in_oneof:
-        field.oneof_index = 0
-
-
-def _load() -> dict[str, Any]:
-    text = resources.files("emu.backends.astra").joinpath(_FILE).read_text(encoding="utf-8")
-    file = parse_proto(text)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    names = [message.name for message in file.message_type]
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
-        for name in names
-    }
-
-
-_MESSAGES: Final = _load()
-AttributeProto: Final = _MESSAGES["AttributeProto"]
-GlobalMetadata: Final = _MESSAGES["GlobalMetadata"]
-NodeProto: Final = _MESSAGES["Node"]
-
-
-# --- Chakra execution traces on disk --------------------------------------------------------------
+from emu.errors import InputError
 
 Dialect = Literal["fork", "upstream"]
 SCHEMA_VERSION: Final = "1.0.2-chakra.0.0.4"
@@ -216,9 +109,6 @@ def _to_message(node: Node, types: Mapping[NodeKind, int]) -> Any:
             attributes.add(name="comm_dst").int32_val = node.destination
             attributes.add(name="comm_tag").int32_val = node.tag
     return message
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 def read_records(data: bytes, source: str) -> Iterator[bytes]:

@@ -15,14 +15,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from emu.backends.astra.inputs import Memories, Memory
-from emu.backends.astra.rows import PimDevice, Placement, read_pim_device
-from emu.backends.astra.trace import LOCAL, Location, Place, TraceKind, TraceModel
+from emu.backends.astra.graph import LOCAL, Location, Place
+from emu.backends.astra.memories import Memories, Memory
+from emu.backends.astra.pim import PimDevice, read_pim_device
+from emu.backends.astra.rows import Placement
+from emu.backends.astra.trace import TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.names import read_input
 from emu.errors import InputError
-from emu.network.rounds import CollectiveSystem, NetworkDim, rank_count
+from emu.network.dimensions import NetworkDim, rank_count
+from emu.network.rounds import CollectiveSystem
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 _KINDS: Final[Mapping[str | None, TraceKind]] = {
@@ -274,8 +277,12 @@ def _check_groups(replicas: list[ParityReplica], source: str) -> None:
             raise InputError(source, None, "pp_size", problem)
     for name, members in groups.items():
         first = members[0]
-        for key, own in (("tp_size", "tensor"), ("pp_size", "pipeline"), ("ep_size", "expert")):
-            if len({getattr(member, own) for member in members}) > 1:
+        for key, degrees in (
+            ("tp_size", {member.tensor for member in members}),
+            ("pp_size", {member.pipeline for member in members}),
+            ("ep_size", {member.expert for member in members}),
+        ):
+            if len(degrees) > 1:
                 raise InputError(source, None, key, f"differs within dp_group {name!r}")
         if first.spec.experts and (
             first.expert % len(members) or first.expert // len(members) > first.tensor

@@ -9,7 +9,8 @@ from typing import Final
 
 from emu.errors import InputError
 from emu.lab.parity.cluster import read_cluster
-from emu.lab.parity.run import ParityOptions, ParityResult, ParityRun, make_instances, read_requests
+from emu.lab.parity.instance import ParityOptions, make_instances
+from emu.lab.parity.run import ParityResult, ParityRun, read_requests
 from emu.report.atomic import write_text
 
 _COLUMNS: Final = (

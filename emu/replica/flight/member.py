@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, Protocol, final
 
 from emu.kernel.clock import PARK
-from emu.latency.base import Ends
+from emu.latency.ends import Ends
 from emu.replica.actions import Measure
 from emu.replica.books import DUMMY_ID, Books
 from emu.replica.events import INTERRUPT

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import final
 
-from emu.latency.base import Ends
+from emu.latency.ends import Ends
 from emu.replica.books import Books, longest_of
 from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
 from emu.replica.flight.step import Step

@@ -1,0 +1,204 @@
+"""The drafter: its layers and memory, and what its passes take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from emu.catalogue.drafts import Draft, eagle_draft, model_draft, mtp_draft
+from emu.catalogue.lookup import lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import RooflineTable
+from emu.errors import InputError
+from emu.features.speculation.keys import KEY, SpeculativeTable
+from emu.latency.added import Pricer
+from emu.latency.base import BatchShape, LatencyBackend, Verify
+from emu.latency.context import LatencyContext
+from emu.latency.make_roofline import make_roofline
+from emu.latency.roofline import RooflineBackend
+from emu.units import NS_PER_S, ceil_div
+
+
+def draft_of(drafts: SpeculativeTable, target: ModelSpec, tp: int, source: str) -> Draft | None:
+    """The drafter's layers; None for n-grams, which have none."""
+    here = KEY
+    own = _own_model(drafts.model, source, f"{here}.model") if drafts.model else None
+    if drafts.method == "mtp":
+        if not target.mtp_layers:
+            problem = f"{target.name} has no layers for multi-token prediction"
+            raise InputError(source, None, f"{here}.method", problem)
+        return mtp_draft(target, tp)
+    if drafts.method == "draft_model":
+        assert own is not None
+        if own.is_hybrid or own.special_layers:
+            problem = f"{own.name} has unlike layers, which emu does not draft with"
+            raise InputError(source, None, f"{here}.model", problem)
+        if own.vocab != target.vocab:
+            problem = f"{own.name} has {own.vocab} tokens, {target.name} has {target.vocab}"
+            raise InputError(source, None, f"{here}.model", problem)
+        return model_draft(own, drafts.draft_tensor_parallel_size or tp)
+    if drafts.method in ("eagle", "eagle3"):
+        return eagle_draft(target, own, 3 if drafts.method == "eagle3" else 2, tp)
+    return None
+
+
+def _own_model(name: str, source: str, field: str) -> ModelSpec:
+    if name.endswith(".json") or ("/" in name and Path(name).exists()):
+        return model_from_file(Path(name))
+    return lookup_model(name, source, field)
+
+
+class DraftPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fixed about drafting on one kind of replica."""
+
+    tokens: int
+    """Drafts of a sequence for each step."""
+    step_ns: int
+    """Of all drafting in a step; -1 = the passes of `passes`."""
+
+
+class DraftPart(msgspec.Struct, frozen=True):
+    """How a replica drafts: what its pricer is made from."""
+
+    table: SpeculativeTable
+    draft: Draft | None
+    """The drafter's layers, if it has any."""
+
+    def pricer(self, context: LatencyContext) -> Pricer:
+        """The drafter's passes on such a replica, or what the configuration says of them."""
+        engine = context.engine
+        if engine is not None and engine.is_corrected:
+            problem = f"its corrections know no drafts ({KEY})"
+            raise InputError(context.source, None, "engine.learned", problem)
+        drafts = self.table
+        step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
+        passes = None
+        if step_ns < 0 and self.draft is None:
+            step_ns = 0  # n-grams are looked up beside the GPU's work
+        if step_ns < 0 and self.draft is not None:
+            passes = RooflinePasses(self.draft, _roofline_of(context, self.draft))
+        plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
+        return DraftPricer(plan, passes)
+
+
+def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
+    """The kernels of a drafter's pass; the engine's part of the step is the target's."""
+    table = context.table
+    assert isinstance(table, RooflineTable)
+    alone = msgspec.structs.replace(
+        context,
+        model=draft.spec,
+        tensor_parallel=draft.tensor_parallel,
+        expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
+        table=msgspec.structs.replace(table, host_overhead=False),
+        engine=None,
+        parts=(),
+    )
+    return make_roofline(alone, table, has_engine=False)
+
+
+class DraftPricer:
+    """Prices the drafter's passes behind each step."""
+
+    component = "draft"
+
+    def __init__(self, plan: DraftPlan, passes: RooflinePasses | None = None) -> None:
+        """`passes` None: drafting costs `plan.step_ns`."""
+        assert passes is not None or plan.step_ns >= 0
+        self.plan = plan
+        self._passes = passes
+
+    def added_ns(self, shape: BatchShape) -> int:
+        """Drafting after a step of this shape; 0 where the shape has no speculation."""
+        verify = shape.verify
+        if verify is None:
+            return 0
+        if self.plan.step_ns >= 0 or self._passes is None:
+            return self.plan.step_ns if verify.drafting else 0
+        total = self._passes.pass_ns(shape)
+        if verify.drafting:
+            for number in range(1, self.plan.tokens):
+                total += self._passes.pass_ns(_one_token_each(verify, number))
+        return total
+
+
+def _one_token_each(verify: Verify, number: int) -> BatchShape:
+    """The drafter's pass `number` (from 0) after the first: a decode of each sequence."""
+    count = verify.drafting
+    context = verify.drafting_context_sum + count * number
+    mean = context // count
+    return BatchShape(
+        decode_count=count,
+        decode_context_sum=context,
+        decode_context_max=mean,
+        decode_context_min=mean,
+        sequences=count,
+    )
+
+
+def uniform_step(count: int, context_tokens: int, drafts: int) -> BatchShape:
+    """A step of `count` equal sequences; `drafts` 0 = plain decoding."""
+    shape = BatchShape(sequences=count)
+    if not drafts:
+        shape.decode_count = count
+        shape.decode_context_sum = count * context_tokens
+        shape.decode_context_max = shape.decode_context_min = context_tokens
+        return shape
+    tokens = count * (1 + drafts)
+    context = count * context_tokens
+    shape.verify = Verify(count, tokens, context, count, context + tokens)
+    return shape
+
+
+def stops_paying_at(
+    plain: LatencyBackend,
+    speculative: LatencyBackend,
+    drafts: int,
+    tokens_per_step: float,
+    context_tokens: int,
+    batch_max: int,
+) -> int:
+    """The smallest batch in which decoding with drafts brings fewer tokens a second; 0 = none.
+
+    `tokens_per_step`: mean tokens of a sequence in a step. Batches up to `batch_max` are looked at.
+    """
+    for count in range(1, batch_max + 1):
+        plain_ns = plain.iteration_ns(uniform_step(count, context_tokens, 0))
+        with_drafts_ns = speculative.iteration_ns(uniform_step(count, context_tokens, drafts))
+        if with_drafts_ns > tokens_per_step * plain_ns:
+            return count
+    return 0
+
+
+class RooflinePasses:
+    """A drafter's pass by the roofline: its layers, the projection in front of them, its logits."""
+
+    def __init__(self, draft: Draft, backend: RooflineBackend) -> None:
+        """`backend`: the drafter's layers as a model of their own, kernels alone."""
+        self._backend = backend
+        hidden = draft.spec.hidden
+        self._inputs = ceil_div(draft.input_params, hidden * draft.tensor_parallel)
+        self._hidden = hidden
+
+    def pass_ns(self, shape: BatchShape) -> int:
+        """One pass over the tokens of a batch; logits of the last token of each sequence only."""
+        own = BatchShape(
+            shape.prefill_new,
+            shape.prefill_context,
+            shape.decode_count,
+            shape.decode_context_sum,
+            shape.decode_context_max,
+            shape.decode_context_min,
+            shape.sequences,
+        )
+        verify = own.verify = shape.verify
+        if verify is not None:  # unlike the target, it needs no logits of the drafts
+            own.sequences -= verify.tokens - verify.count
+        total = self._backend.iteration_ns(own)
+        if self._inputs:
+            costs = self._backend.costs
+            tokens = max(1, shape.new_tokens)
+            seconds = costs.ops.gemm_s(tokens, self._inputs, self._hidden, costs.plain)
+            total += round(seconds * NS_PER_S)
+        return total

@@ -1,0 +1,110 @@
+"""The front end of an engine: the API server between a client and the engine's loop.
+
+Owns two queues, each with one CPU: the intake (HTTP, validation, tokenizer, hand-over) and the
+stream of output events (detokenizer, server-sent events, transport). Pure integer arithmetic on
+instants; the gateway and the replicas say what arrives when. What a client measures is the
+engine's time plus these delays.
+
+Output. A step ends with one event for each sequence that got a token. The events of a step are
+handled one after another; the next step's wait until they are done. If steps come faster than
+their events can be handled, the queue grows and tokens come later and later, while the engine
+goes on: the front end saturates. A token stands in the middle of its step's events.
+
+A leap of many steps is taken at once, and gives what stepping gives: when the CPU is free after
+step j of a run is max over k <= j of (end of step k + events of steps k to j).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, count, cycle
+from operator import sub
+
+from emu.latency.ends import Ends
+from emu.latency.engine import EngineModel
+
+
+class Intake:
+    """What a request passes before the engines' scheduler can see it; first come, first served."""
+
+    def __init__(
+        self, models: Sequence[EngineModel], own: Mapping[int, EngineModel] | None = None
+    ) -> None:
+        """One API server for each of `models` (at least one); requests go to them in turn.
+
+        `own`: of each replica that an outside router can choose, by its id. The servers behind a
+        router outside are the replicas' own: one that is busy delays no other.
+        """
+        assert models
+        self._costs = [(m.intake_ns, m.batch_wait_ns, m.prompt_token_ns) for m in models]
+        self._last = len(models) - 1
+        self._free_ns = [0] * len(models)
+        self._next = 0
+        self._last_ready_ns = 0
+        self._own = {pin: Intake([model]) for pin, model in (own or {}).items()}
+
+    def ready_ns(self, now_ns: int, prompt_tokens: int, pin: int = -1) -> int:
+        """When a request that arrives now is with an engine; `pin`: with that replica's."""
+        if pin >= 0 and pin in self._own:
+            return self._own[pin].ready_ns(now_ns, prompt_tokens)
+        at = self._next
+        self._next = at + 1 if at < self._last else 0
+        intake_ns, wait_ns, token_ns = self._costs[at]
+        free_ns = self._free_ns[at]
+        self._free_ns[at] = free_ns = (now_ns if now_ns > free_ns else free_ns) + intake_ns
+        # The tokenizer's thread is another one; its order is that of arrival.
+        ready_ns = free_ns + wait_ns + prompt_tokens * token_ns
+        if ready_ns < self._last_ready_ns:
+            return self._last_ready_ns
+        self._last_ready_ns = ready_ns
+        return ready_ns
+
+
+class OutputStream:
+    """Output events of one replica on their way to clients."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._event_ns = model.output_event_ns
+        self._output_ns = model.output_ns
+        self._free_ns = 0
+        self.delay_ns = 0
+        """Of the tokens of the last single step."""
+
+    def step(self, end_ns: int, events: int) -> int:
+        """A step ended with so many events; how much later a client has its token."""
+        start_ns = self._free_ns
+        if end_ns > start_ns:
+            start_ns = end_ns
+        work_ns = events * self._event_ns
+        self._free_ns = start_ns + work_ns
+        delay_ns = self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
+        return delay_ns
+
+    def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
+        """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
+        if last <= first:
+            return
+        at, event_ns = first % len(events), self._event_ns
+        works = [number * event_ns for number in chain(events[at:], events[:at])]
+        rounds, more = divmod(last - first, len(works))
+        latest_ns = max(map(sub, ends[first:last], accumulate(cycle(works), initial=0)))
+        free_ns = latest_ns if latest_ns > self._free_ns else self._free_ns
+        self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
+
+    def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
+        """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
+
+        `grows`: no step after the first is shorter than the one before it.
+        """
+        more, work_ns = len(ends) - 1 - first, events * self._event_ns
+        last_ns, free_ns = start_ns + ends[-1], self._free_ns
+        if grows:  # a convex function of the step is largest at one of its ends
+            begin_ns, first_ns = last_ns - more * work_ns, start_ns + ends[first]
+            if begin_ns >= first_ns and begin_ns >= free_ns:  # the last step finds the CPU free
+                self._free_ns = last_ns + work_ns
+                return work_ns // 2 + self._output_ns
+            begin_ns = max(begin_ns, first_ns)
+        else:
+            begin_ns = start_ns + max(map(sub, ends[first:], count(0, work_ns)))
+        self._free_ns = free_ns = max(begin_ns, free_ns) + (more + 1) * work_ns
+        return free_ns - work_ns - last_ns + work_ns // 2 + self._output_ns

@@ -1,0 +1,134 @@
+"""Attention over context: decodes as a straight line, prompts by query-key pairs.
+
+Decodes of a batch: one block for each sequence and KV head, dealt to the processors. Blocks cost
+time of their own, as do a sequence's tables and its heads' queries; KV is read at a part of the
+memory's rate, less where few blocks run. The cost of a layer is a line in the summed context,
+whose coefficients depend on the number of sequences only; hence a leap over many steps can be
+computed exactly.
+
+Latent attention has one KV head of a large width; its arithmetic in the latent space may take
+longer than reading.
+
+Prompts: a tile of 128 queries of one head walks over its keys. What counts is the sum over all
+tiles, or the longest tile where tiles are fewer than processors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from emu.catalogue import sizes
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.latency.coefficients import Decodes, Prompts
+from emu.units import ceil_div
+
+QUERY_TILE = 128
+"""Query rows that one processor keeps (flash attention over paged KV)."""
+
+
+class Line(NamedTuple):
+    """A layer's decode attention in seconds: start + slope x summed context."""
+
+    start: float
+    slope: float
+
+
+class AttentionCost:
+    """Attention of one layer of a model on one of `tp` ranks."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        gpu: GpuSpec,
+        decodes: Decodes,
+        prompts: Prompts,
+        tp: int,
+        kv_dtype: str,
+    ) -> None:
+        self.decodes = decodes
+        self.prompts = prompts
+        self._processors = gpu.sm_count or 1
+        self._is_tiled = gpu.sm_count > 0
+        heads = ceil_div(spec.heads, tp)
+        self._heads = heads
+        peak = gpu.peak_flops("bfloat16")
+        kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
+        self._kv_ideal_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9)
+        if sizes.weight_bytes(1, kv_dtype) == 1:
+            self._kv_ideal_s *= decodes.narrow
+        mla = spec.latent
+        # One query against one key, and the value weighted: FLOPs of one head.
+        head_flops = decode_flops = 4.0 * spec.head_dim
+        self._kv_heads = sizes.kv_heads_per_rank(spec, tp)
+        if mla is not None:
+            head_flops = 2.0 * (mla.qk_head_dim + mla.v_head_dim)
+            decode_flops = 2.0 * (mla.kv_width + mla.kv_lora_rank)  # in the latent space
+            self._kv_heads = 1
+        moved = 2 * 2 * (heads + self._kv_heads) * (mla.v_head_dim if mla else spec.head_dim)
+        self._token_s = prompts.traffic * moved / (gpu.memory_gbytes_per_s * 1e9)
+        head_flops += 4.0 * prompts.softmax
+        rate = peak * prompts.compute
+        self._arithmetic_s = heads * decode_flops / rate
+        self._pair_s = heads * head_flops / rate
+        self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
+
+    def decode_line(self, count: int) -> Line:
+        """Costs of a batch of so many sequences, without the launch."""
+        kernel = self.decodes
+        sequences = max(1, count) / self._processors
+        waves = sequences * self._kv_heads
+        rows_us = kernel.row_us * self._heads
+        start = 1e-6 * (kernel.wave_us * waves + (kernel.sequence_us + rows_us) * sequences)
+        slope = self._kv_ideal_s / kernel.memory
+        if self._is_tiled:
+            slope *= 1.0 + kernel.ramp / waves
+        return Line(start, max(slope, self._arithmetic_s))
+
+    def verify_line(self, count: int, queries: int) -> Line:
+        """Costs of sequences of several new tokens, `queries` in all: KV is read once for them.
+
+        A block holds the query heads of a KV head for all new tokens of a sequence, as long as
+        they fit into a tile; arithmetic grows with the queries.
+        """
+        if not count:
+            return Line(0.0, 0.0)
+        line = self.decode_line(count)
+        mean = max(1.0, queries / count)
+        tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
+        return Line(line.start * tiles, max(line.slope, self._arithmetic_s * mean))
+
+    def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
+        """Seconds for the chunks of a batch, without the launch.
+
+        `window` counts tokens; 0 = the whole context.
+        """
+        pairs = keys = longest = tiles = tokens = 0
+        for at, new in enumerate(prefill_new):
+            context = prefill_context[at]
+            reach = new + context
+            if window and reach > window:
+                pairs += window_pairs(new, context, window)
+                reach = min(reach, window + QUERY_TILE)
+            else:
+                pairs += new * context + new * (new + 1) // 2
+            keys += reach
+            tokens += new
+            tiles += -(-new // QUERY_TILE)
+            if reach > longest:
+                longest = reach
+        row_s = self.prompts.row_us * 1e-6
+        seconds = pairs * self._pair_s
+        if self._is_tiled:
+            seconds += tiles * self._heads / self._processors * row_s
+            tile_s = longest * self._tile_key_s + row_s
+            if tile_s > seconds:
+                seconds = tile_s
+        memory_s = keys * self._kv_ideal_s / self.decodes.memory
+        return (memory_s if memory_s > seconds else seconds) + tokens * self._token_s
+
+
+def window_pairs(new: int, context: int, window: int) -> int:
+    """Sum over i = 1..new of min(context + i, window)."""
+    growing = max(0, min(new, window - context))
+    return growing * context + growing * (growing + 1) // 2 + (new - growing) * window

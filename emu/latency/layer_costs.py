@@ -1,0 +1,187 @@
+"""Everything of a model's layers but attention over context: operations and their shapes on a rank.
+
+For T tokens in the batch. Values are integer ns by component, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from emu.catalogue import sizes
+from emu.catalogue.model import ModelSpec
+from emu.latency.kernels.machine import CollectiveNs
+from emu.latency.kernels.operations import Ops
+from emu.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
+
+
+class TokenCost(NamedTuple):
+    """Cost of T tokens in some layers, by component, in ns."""
+
+    dense: int = 0
+    moe: int = 0
+    norm: int = 0
+    rotary: int = 0
+    embedding: int = 0
+    collectives: int = 0
+    pipeline: int = 0
+
+    def plus(self, other: TokenCost, times: int = 1) -> TokenCost:
+        """Element by element."""
+        return TokenCost(*[a + times * b for a, b in zip(self, other, strict=True)])
+
+
+class HeadCost(NamedTuple):
+    """Cost of making logits and choosing a token for some rows, in ns."""
+
+    lm_head: int
+    sampler: int
+    collectives: int
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
+
+
+class LayerCosts:
+    """Costs of a model's layers on one rank of `tp` x `ep`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        collective_ns: CollectiveNs,
+        tp: int,
+        ep: int,
+        dtype: str,
+        gate: Gate | None = None,
+    ) -> None:
+        self.spec = spec
+        self.gate = gate
+        self.ops = ops
+        self.collective_ns = collective_ns
+        self.tp = tp
+        self.ep = ep
+        self.linear = sizes.linear_dtype(spec, dtype)
+        self.expert = sizes.expert_dtype(spec, dtype)
+        self.plain = sizes.activation_dtype(spec, dtype)
+        kept_wide = spec.layer(spec.layers - 1).unquantized
+        self.mixer = self.plain if "mixer" in kept_wide else self.linear
+        self.element = ops.activation_bytes
+        self.heads = ceil_div(spec.heads, tp)
+        self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
+
+    def layer(self, tokens: int, is_moe: bool) -> TokenCost:
+        """One layer."""
+        spec, ops = self.spec, self.ops
+        stream = tokens * spec.hidden * self.element
+        # Read input and residual, write both.
+        norm_s = spec.norms_per_layer * ops.elementwise_s(4 * stream)
+        width = (self.heads + self.kv_heads) * spec.head_dim * self.element
+        if spec.qk_norm:
+            norm_s += ops.elementwise_s(2 * tokens * width)
+        rotary_s = 0.0 if spec.position_rows else ops.elementwise_s(2 * tokens * width)
+        dense_s = self._attention_products_s(tokens)
+        moe_s = 0.0
+        if is_moe:
+            moe_s = self._moe_s(tokens)
+        else:
+            dense_s += self._mlp_s(tokens, spec.ffn)
+        return TokenCost(
+            dense=_ns(dense_s),
+            moe=_ns(moe_s),
+            norm=_ns(norm_s),
+            rotary=_ns(rotary_s),
+            collectives=self._layer_collectives_ns(stream, is_moe),
+        )
+
+    def _attention_products_s(self, tokens: int) -> float:
+        spec, gemm = self.spec, self.ops.gemm_s
+        mla = spec.latent
+        if mla is None:
+            width = (self.heads + 2 * self.kv_heads) * spec.head_dim
+            return gemm(tokens, width, spec.hidden, self.mixer) + gemm(
+                tokens, spec.hidden, self.heads * spec.head_dim, self.mixer
+            )
+        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.mixer)
+        query_inner = mla.q_lora_rank or spec.hidden
+        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
+        expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
+
+    def _mlp_s(self, tokens: int, ffn: int) -> float:
+        spec, ops = self.spec, self.ops
+        ffn = ceil_div(ffn, self.tp)
+        parts = 2 if spec.gated_mlp else 1
+        return (
+            ops.gemm_s(tokens, parts * ffn, spec.hidden, self.linear)
+            + ops.elementwise_s((parts + 1) * tokens * ffn * self.element)
+            + ops.gemm_s(tokens, spec.hidden, ffn, self.linear)
+        )
+
+    def _moe_s(self, tokens: int) -> float:
+        spec, ops = self.spec, self.ops
+        moe = spec.experts
+        assert moe is not None
+        group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
+        split = max(1, self.tp // self.ep)
+        total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
+        total += ops.experts_s(
+            tokens * group,
+            count=moe.count,
+            per_token=moe.per_token,
+            hidden=spec.hidden,
+            ffn=ceil_div(moe.ffn, split),
+            matrices=3 if spec.gated_mlp else 2,
+            dtype=self.expert,
+            ep=self.ep,
+            gate=self.gate,
+        )
+        if moe.shared_ffn:
+            total += self._mlp_s(tokens, moe.shared_ffn)
+        return total
+
+    def _layer_collectives_ns(self, stream_bytes: int, is_moe: bool) -> int:
+        total = 0
+        if self.tp > 1:
+            total += self.collective_ns("all-reduce", stream_bytes, self.tp)
+        if is_moe and self.ep > self.tp:
+            group = self.ep // self.tp
+            # Tokens of all replicas meet at the experts, and their sums return to the owners.
+            total += self.collective_ns("all-gather", stream_bytes, group)
+            total += self.collective_ns("reduce-scatter", stream_bytes * group, group)
+        elif self.tp > 1:
+            total += self.collective_ns("all-reduce", stream_bytes, self.tp)
+        return total
+
+    def embedding(self, tokens: int) -> TokenCost:
+        """Look-up before the first layer; a split table needs an all-reduce."""
+        stream = tokens * self.spec.hidden * self.element
+        reduce_ns = self.collective_ns("all-reduce", stream, self.tp) if self.tp > 1 else 0
+        return TokenCost(embedding=_ns(self.ops.elementwise_s(2 * stream)), collectives=reduce_ns)
+
+    def final_norm(self, tokens: int) -> TokenCost:
+        """The norm after the last layer."""
+        stream = tokens * self.spec.hidden * self.element
+        return TokenCost(norm=_ns(self.ops.elementwise_s(4 * stream)))
+
+    def send(self, tokens: int) -> TokenCost:
+        """Hidden states to the next stage."""
+        return TokenCost(
+            pipeline=self.collective_ns("send", tokens * self.spec.hidden * self.element, 2)
+        )
+
+    def head(self, rows: int) -> HeadCost:
+        """Logits of some rows, gathered from all ranks, and a token from each."""
+        columns = ceil_div(self.spec.vocab, self.tp)
+        gather_ns = 0
+        if self.tp > 1:
+            gather_ns = self.collective_ns("all-gather", rows * columns * self.element, self.tp)
+        return HeadCost(
+            lm_head=_ns(self.ops.gemm_s(rows, columns, self.spec.hidden, self.plain)),
+            sampler=_ns(self.ops.sampler_s(rows, self.spec.vocab)),
+            collectives=gather_ns,
+        )

@@ -1,0 +1,91 @@
+"""The roofline of a replica, made from its context; and the engine's part of its steps.
+
+It is made here and not in `emu/cluster/backends.py`, because features have layers of their own to
+cost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from emu.config.schema import (
+    RooflineTable,
+)
+from emu.latency.coefficients import scaled
+from emu.latency.collectives import engine_collectives
+from emu.latency.context import LatencyContext
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.sampling import resolve_sampling
+
+if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
+    from emu.latency.moe_gate import Gate
+    from emu.latency.roofline import RooflineBackend
+
+
+def engine_steps(context: LatencyContext) -> EngineSteps | None:
+    """The engine's part of a replica's steps; None = kernels alone."""
+    table, model = context.table, context.engine
+    if model is None:
+        return None
+    eager = None
+    if model.enforce_eager:
+        from emu.latency.eager import eager_calls  # few servers run so
+
+        eager = eager_calls(context.model, context.tensor_parallel)
+    return EngineSteps(
+        model,
+        resolve_sampling(table.sampling, table.penalties, context.model.name),
+        layers=context.model.layers,
+        vocab=context.model.vocab,
+        gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        max_num_seqs=context.max_num_seqs,
+        max_num_batched_tokens=context.max_num_batched_tokens,
+        overlapped=context.overlapped,
+        fused_bytes_max=context.kernels.fused_bytes_max(
+            context.gpu.architecture, context.tensor_parallel
+        ),
+        eager=eager,
+    )
+
+
+def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
+    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
+    experts = context.model.experts
+    if experts is None or context.table.expert_routing == "balanced":
+        return None
+    from emu.latency.moe_gate import GateShape, make_gate
+
+    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
+    return make_gate(context.table.expert_routing, shape)
+
+
+def make_roofline(
+    context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
+) -> RooflineBackend:
+    """The roofline of a replica. `has_engine` False: its kernels alone."""
+    from emu.latency.roofline import RooflineBackend  # other backends need none
+
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.mixed_roofline import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
+        context.model,
+        context.gpu,
+        tp=context.tensor_parallel,
+        pp=context.pipeline_parallel,
+        ep=context.expert_parallel,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        kernels=scaled(
+            context.kernels.coefficients(context.gpu),
+            table.compute_efficiency,
+            table.memory_efficiency,
+        ),
+        gate=expert_gate(context, max(1, context.expert_parallel)),
+        engine=engine_steps(context) if has_engine else None,
+        is_warm=table.warm_up,
+        collective_ns=engine_collectives(context),
+        round_tokens_to=table.round_tokens_to,
+    )

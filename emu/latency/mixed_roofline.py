@@ -1,0 +1,276 @@
+"""The roofline of a model whose layers differ: states, sparse attention, unlike heads or parts.
+
+Owns the cost of each kind of layer of such a model, composed of the same operations as a plain
+model's: products over the batch's tokens, attention by what a layer reads (all context, a window,
+the tokens that an indexer chose), and for a state its traffic for each sequence and the recurrence
+over the tokens. Layers are counted by kind. An iteration is the sum over the kinds; leaps are
+computed step by step.
+
+Formulas without measurements behind them (states, indexers): the bytes that must move and the
+operations of the published modeling code, at the rates that the GPU's other kernels reach.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+
+import msgspec
+
+from emu.catalogue import sizes
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.layers import Indexer, Layer, StateSpace
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.layer_costs import TokenCost
+from emu.latency.roofline import Part, RooflineBackend, queries_of, sequences_of
+from emu.units import NS_PER_S, ceil_div
+
+
+class _Kind(msgspec.Struct):
+    """Equal layers of a model."""
+
+    layer: Layer
+    count: int
+    attention: AttentionCost | None
+    """What its softmax attention costs; None without any."""
+    window_tokens: int
+    """Tokens that a query reads at most; 0 = all."""
+    state_bytes: int
+    """Of one sequence on one rank."""
+
+
+class MixedRooflineBackend(RooflineBackend):
+    """Implements `LatencyBackend` for a model with `ModelSpec.special_layers`, on one stage."""
+
+    monotone_decode = False
+
+    def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
+        assert len(self.parts) == 1, "unlike layers on several stages"
+        super()._set_up_attention(gpu, dtype, kv_dtype)
+        self._tp, self._ep = self.costs.tp, self.costs.ep
+        self._ops = self.costs.ops
+        self._linear_rate = gpu.peak_flops("bfloat16") * self.kernels.prompts.compute
+        self._indexer_rate = gpu.peak_flops("fp8") * self.kernels.prompts.compute
+        self._read_rate = self._ops.memory_rate * self.kernels.decodes.memory
+        self._kinds = self._found_kinds(gpu, dtype, kv_dtype)
+        self._is_plain = False
+        self._layer_costs: dict[tuple[int, int], TokenCost] = {}
+
+    def _found_kinds(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> list[_Kind]:
+        counts: dict[Layer, int] = {}
+        for layer in self.spec.special_layers:
+            counts[layer] = counts.get(layer, 0) + 1
+        kinds = []
+        for layer, count in counts.items():
+            window = 0
+            if layer.attention is not None:
+                window = layer.attention.window_tokens or layer.attention.chunk_tokens
+            elif layer.indexer is not None:
+                window = layer.indexer.topk_tokens
+            state_bytes = sizes.layer_state_bytes(self.spec, layer, dtype, self._tp)
+            attention = self._attention_of(layer, gpu, kv_dtype)
+            kinds.append(_Kind(layer, count, attention, window, state_bytes))
+        return kinds
+
+    def _attention_of(self, layer: Layer, gpu: GpuSpec, kv_dtype: str) -> AttentionCost | None:
+        """The cost of one layer's attention, by a plain model that has nothing else."""
+        if layer.attention is None and layer.latent is None:
+            return None
+        part = layer.attention
+        plain = msgspec.structs.replace(
+            self.spec,
+            special_layers=(),
+            unquantized=(),
+            moe_layers=(),
+            window_layers=(),
+            latent=layer.latent,
+            heads=layer.latent_heads if part is None else part.heads,
+            kv_heads=1 if part is None else part.kv_heads,
+            # Keys and values of unlike widths: their mean moves the same bytes.
+            head_dim=self.spec.head_dim if part is None else (part.head_dim + part.value_dim) // 2,
+        )
+        kernels = self.kernels
+        return AttentionCost(plain, gpu, kernels.decodes, kernels.prompts, self._tp, kv_dtype)
+
+    def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
+        terms = [
+            (kind.count, self._layer_of_kind(tokens, number, kind.layer))
+            for number, kind in enumerate(self._kinds)
+        ]
+        terms.append((1, self.costs.embedding(tokens)))
+        terms.append((1, self.costs.final_norm(tokens)))
+        return terms
+
+    def _layer_of_kind(self, tokens: int, number: int, layer: Layer) -> TokenCost:
+        found = self._layer_costs.get((tokens, number))
+        if found is None:
+            found = self._layer_costs[tokens, number] = self._layer_cost(tokens, layer)
+        return found
+
+    def _layer_cost(self, tokens: int, layer: Layer) -> TokenCost:
+        """All of one layer but attention over context and traffic of states."""
+        costs, ops, hidden = self.costs, self._ops, self.spec.hidden
+        stream = tokens * hidden * costs.element
+        norms = max(1, layer.norm_params // hidden)
+        dense_s = self._mixer_s(tokens, layer)
+        moe_s, rotary_s = 0.0, 0.0
+        if layer.attention is not None:
+            part = layer.attention
+            width = ceil_div(part.heads, self._tp) + max(1, ceil_div(part.kv_heads, self._tp))
+            rotary_s = ops.elementwise_s(2 * tokens * width * part.head_dim * costs.element)
+        if layer.mlp is not None:
+            dense_s += self._mlp_s(tokens, layer.mlp.width, gated=layer.mlp.gated)
+        if layer.experts is not None:
+            moe_s = self._experts_s(tokens, layer)
+        reduces = (layer.attention or layer.latent or layer.state) is not None
+        reduce_ns = 0
+        if self._tp > 1:
+            reduce_ns = costs.collective_ns("all-reduce", stream, self._tp)
+        parts = int(reduces) + int(layer.mlp is not None or layer.experts is not None)
+        return TokenCost(
+            dense=_ns(dense_s),
+            moe=_ns(moe_s),
+            norm=_ns(norms * ops.elementwise_s(4 * stream)),
+            rotary=_ns(rotary_s),
+            collectives=parts * reduce_ns,
+        )
+
+    def _mixer_s(self, tokens: int, layer: Layer) -> float:
+        """Projections of attention and states, and the recurrence of a state."""
+        hidden, gemm, dtype = self.spec.hidden, self._ops.gemm_s, self._dtype_of(layer, "mixer")
+        total = 0.0
+        part = layer.attention
+        if part is not None:
+            heads = ceil_div(part.heads, self._tp)
+            kv_heads = max(1, ceil_div(part.kv_heads, self._tp))
+            width = heads * part.head_dim * (2 if part.output_gate else 1)
+            width += kv_heads * (part.head_dim + part.value_dim)
+            total += gemm(tokens, width, hidden, dtype)
+            total += gemm(tokens, hidden, heads * part.value_dim, dtype)
+        mla = layer.latent
+        if mla is not None:
+            heads = ceil_div(layer.latent_heads, self._tp)
+            total += gemm(tokens, mla.kv_width + mla.q_lora_rank, hidden, dtype)
+            total += gemm(tokens, heads * mla.qk_head_dim, mla.q_lora_rank or hidden, dtype)
+            expanded = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+            total += gemm(tokens, expanded, mla.kv_lora_rank, dtype)
+            total += gemm(tokens, hidden, heads * mla.v_head_dim, dtype)
+            if layer.indexer is not None and layer.indexer.owns_keys:
+                total += self._indexer_products_s(tokens, layer.indexer, mla.q_lora_rank, dtype)
+        if layer.state is not None:
+            total += self._state_tokens_s(tokens, layer.state, dtype)
+        return total
+
+    def _indexer_products_s(
+        self, tokens: int, indexer: Indexer, q_lora_rank: int, dtype: str
+    ) -> float:
+        wide = self._ops.gemm_s(tokens, indexer.heads * indexer.head_dim, q_lora_rank, dtype)
+        narrow = indexer.head_dim + indexer.heads
+        return wide + self._ops.gemm_s(tokens, narrow, self.spec.hidden, dtype)
+
+    def _state_tokens_s(self, tokens: int, state: StateSpace, dtype: str) -> float:
+        """Projections in and out, the convolution, and the recurrence in its chunked form."""
+        hidden, ops = self.spec.hidden, self._ops
+        columns = ceil_div(state.matrix_params, self._tp) // hidden
+        total = ops.gemm_s(tokens, columns, hidden, dtype)
+        if state.conv_channels:
+            channels = ceil_div(state.conv_channels, self._tp)
+            total += ops.elementwise_s(2 * tokens * channels * self.costs.element)
+        flops = tokens * ceil_div(state.flops_per_token, self._tp)
+        return total + flops / self._linear_rate + ops.element_s
+
+    def _mlp_s(self, tokens: int, width: int, *, gated: bool) -> float:
+        hidden, ops = self.spec.hidden, self._ops
+        width = ceil_div(width, self._tp)
+        parts = 2 if gated else 1
+        return (
+            ops.gemm_s(tokens, parts * width, hidden, self.costs.linear)
+            + ops.elementwise_s((parts + 1) * tokens * width * self.costs.element)
+            + ops.gemm_s(tokens, hidden, width, self.costs.linear)
+        )
+
+    def _experts_s(self, tokens: int, layer: Layer) -> float:
+        hidden, ops, moe = self.spec.hidden, self._ops, layer.experts
+        assert moe is not None
+        inner = moe.hidden or hidden
+        total = ops.gemm_s(tokens, moe.count, hidden, self.costs.plain)
+        total += ops.experts_s(
+            tokens,
+            count=moe.count,
+            per_token=moe.per_token,
+            hidden=inner,
+            ffn=ceil_div(moe.ffn, max(1, self._tp // self._ep)),
+            matrices=3 if layer.experts_gated else 2,
+            dtype=self.costs.plain if "experts" in layer.unquantized else self.costs.expert,
+            ep=self._ep,
+            gate=self.costs.gate,
+        )
+        if moe.hidden:  # to the experts' width and back
+            total += 2 * ops.gemm_s(tokens, inner, hidden, self.costs.linear)
+        if moe.shared_ffn:
+            total += self._mlp_s(tokens, moe.shared_ffn, gated=layer.experts_gated)
+        return total
+
+    def _dtype_of(self, layer: Layer, part: str) -> str:
+        return self.costs.plain if part in layer.unquantized else self.costs.linear
+
+    def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
+        count, context = sequences_of(shape)
+        queries, seconds = count, 0.0
+        if shape.verify is not None:
+            queries = queries_of(shape)
+        pairs = context * queries // count if count else 0
+        for kind in self._kinds:
+            if kind.attention is not None:
+                seen = min(context, count * kind.window_tokens) if kind.window_tokens else context
+                if shape.verify is None:
+                    line = kind.attention.decode_line(count)
+                else:
+                    line = kind.attention.verify_line(count, queries)
+                seconds += kind.count * (line.start + line.slope * seen)
+                seconds += kind.count * self._choosing_s(kind.layer, context, pairs)
+            if kind.state_bytes:
+                # Read once for each sequence, written after each token that may be the last.
+                seconds += kind.count * self._state_traffic_s(kind, count)
+                seconds += kind.count * self._state_traffic_s(kind, queries - count) / 2
+        return round(seconds * NS_PER_S)
+
+    def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
+        new, before = shape.prefill_new, shape.prefill_context
+        keys = sum(new) + sum(before)
+        pairs = sum(n * c + n * (n + 1) // 2 for n, c in zip(new, before, strict=True))
+        seconds = 0.0
+        for kind in self._kinds:
+            if kind.attention is not None:
+                seconds += kind.count * kind.attention.prompt_s(new, before, kind.window_tokens)
+                seconds += kind.count * self._choosing_s(kind.layer, keys, pairs)
+            if kind.state_bytes:
+                seconds += kind.count * self._state_traffic_s(kind, len(new))
+        return round(seconds * NS_PER_S)
+
+    def _choosing_s(self, layer: Layer, keys: int, pairs: int) -> float:
+        """An indexer scores all keys of a query, in 8 bits."""
+        indexer = layer.indexer
+        if indexer is None or not indexer.owns_keys:
+            return 0.0
+        read_s = keys * indexer.bytes_per_token / self._read_rate
+        return max(read_s, 2.0 * pairs * indexer.heads * indexer.head_dim / self._indexer_rate)
+
+    def _state_traffic_s(self, kind: _Kind, sequences: int) -> float:
+        """States are read and written once for each sequence of a step."""
+        return 2 * sequences * kind.state_bytes / self._read_rate
+
+    def _launches_ns(self, shape: BatchShape, part: Part) -> int:
+        calls = sum(kind.count for kind in self._kinds if kind.attention is not None)
+        return calls * self._launch_ns[1 if shape.prefill_new else 0]
+
+    def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
+        """Ends of successive decode iterations, one by one, after one of `first_ns` (-1 = none)."""
+        costs = [self.iteration_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        return array("q", accumulate([first_ns, *costs] if first_ns >= 0 else costs))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
