@@ -39,7 +39,7 @@ KERNEL_TIMES: Final = frozenset({"roofline", "profile", "vidur", "aiconfigurator
 """Backends that know the GPU's time only."""
 
 
-class ReplicaGroup(NamedTuple):
+class ReplicaGroup(msgspec.Struct, frozen=True):
     """What the replicas of one table have in common."""
 
     config: Config
@@ -93,15 +93,19 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     _check_parallel(group)
     _check_layers(group)
     if not (is_widened(config) or is_widened(scheduler)):
-        return group._replace(layout=_layout_of(group))  # most have no feature, and load none
+        return msgspec.structs.replace(
+            group, layout=_layout_of(group)
+        )  # most have no feature, and load none
     from emu.features.registry import features_on
 
-    group = group._replace(features=features_on(config, scheduler))
+    group = msgspec.structs.replace(group, features=features_on(config, scheduler))
     _check_features(group)
     tp = table.tensor_parallel
     found = [one.layers(scheduler, model, tp, source) for one in group.features]
-    group = group._replace(draft=next((draft for draft in found if draft is not None), None))
-    group = group._replace(layout=_layout_of(group))
+    group = msgspec.structs.replace(
+        group, draft=next((draft for draft in found if draft is not None), None)
+    )
+    group = msgspec.structs.replace(group, layout=_layout_of(group))
     if group.layout is not None and group.features:
         _check_features(group)
     return group
