@@ -36,6 +36,7 @@ def serve(
     output_tokens: Count = 0,
     early_stop: Annotated[bool, Parameter(negative=())] = False,
     max_outstanding: Count = 8192,
+    max_lag_s: float = 5.0,
     max_body_mib: float = 16.0,
     max_recording_mib: float = 1024.0,
     header_timeout_s: Seconds = 10.0,
@@ -87,6 +88,8 @@ def serve(
         Answers may end before the client's limit, as drawn from the distribution.
     max_outstanding
         More answers under way than this are refused with 429.
+    max_lag_s
+        New calls get 503 while the emulation is so many seconds behind the clock; 0 = never.
     max_body_mib
         Longer request bodies are refused with 413, on every path.
     max_recording_mib
@@ -128,7 +131,7 @@ def serve(
         Log to standard error from this level on; off without it (info with --log-format json).
     """
     with needs_extra("serve", "serve"):
-        from emu.apps.serve.house import ServeOptions
+        from emu.apps.serve.options import ServeOptions
         from emu.apps.serve.server import serve_command
 
     options = ServeOptions(
@@ -143,6 +146,7 @@ def serve(
         output_tokens=output_tokens,
         early_stop=early_stop,
         max_outstanding=max_outstanding,
+        max_lag_s=max_lag_s,
         max_body_mib=max_body_mib,
         max_recording_mib=max_recording_mib,
         header_timeout_s=header_timeout_s,

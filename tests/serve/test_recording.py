@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from emu.apps.observe import Client, ObserveOptions, Observer, parse_url, write_results
-from emu.apps.serve.house import tpot_ms
 from emu.apps.serve.recording import to_toml
+from emu.apps.serve.trends import tpot_ms
 from emu.apps.serve.world import Choice
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
@@ -192,7 +192,7 @@ def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
         async def gap_ms() -> float:
             calls = [live.complete(prompt="g" * 20, max_tokens=40) for _ in range(2)]
             assert {a.status_code for a in await asyncio.gather(*calls)} == {200}
-            requests = list(live.house.trends.ended)[-2:]
+            requests = list(live.service.trends.ended)[-2:]
             return max(tpot_ms(request) for request in requests)
 
         plain = await gap_ms()
