@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent
 # The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
-kernel/clock
+kernel/clock kernel/natives
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple

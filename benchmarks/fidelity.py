@@ -22,7 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.fidelity.measured_run import case_config, read_case
+from emu.apps.fidelity.measured_run import case_config
+from emu.apps.fidelity.record import read_case
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster import backends as registry
 from emu.config.load import load_config

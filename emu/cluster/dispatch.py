@@ -97,7 +97,8 @@ class Dispatch:
         if len(candidates) == 1:
             candidates[0].actor.tell(Submitted(request))
         elif self._linear_load is not None:
-            self._least_loaded(candidates, *self._linear_load).actor.tell(Submitted(request))
+            waiting, running = self._linear_load
+            self._least_loaded(candidates, waiting, running).actor.tell(Submitted(request))
         else:
             signals = [self._signal(r) for r in candidates]
             candidates[self.router.choose(request, signals)].actor.tell(Submitted(request))

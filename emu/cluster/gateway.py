@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import partial
 from emu.latency.front_end import Intake
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
@@ -186,7 +186,7 @@ class Gateway(Actor):
             self.kernel.call_at(
                 request.arrival_ns + request.cancel_after_ns,
                 PRIORITY_WORLD,
-                lambda: None if request.status.is_terminal else self._cancel(request),
+                partial(self._leave, request),
             )
         if self._intake is None:
             self._pass(request)
@@ -195,6 +195,11 @@ class Gateway(Actor):
         ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
         self.taking.append(request)
         self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._take, request))
+
+    def _leave(self, request: Request) -> None:
+        """The client does not wait any longer."""
+        if not request.status.is_terminal:
+            self._cancel(request)
 
     def _take(self, request: Request) -> None:
         """The front end has done with a request."""

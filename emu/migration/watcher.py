@@ -9,11 +9,10 @@ and changes of state wake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from heapq import heapify, heappop, heapreplace
 from typing import Any, Final, Protocol
 
 from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import heapify, heappop, heapreplace, partial
 from emu.migration import messages as msg
 from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search

@@ -260,6 +260,8 @@ class ReplicaSeries:
     def __init__(self, path: Path) -> None:
         self.file = CsvFile(path, REPLICA_COLUMNS)
         self._last: dict[int, tuple[str, int, int, int, int]] = {}
+        self._states: dict[str, msgspec.Raw] = {}
+        """Fields of the states so far."""
 
     def add(
         self,
@@ -275,9 +277,11 @@ class ReplicaSeries:
         now = (state, running, waiting, used_blocks, total_blocks)
         if self._last.get(replica) != now:
             self._last[replica] = now
-            self.file.line(
-                f"{time_ns},{replica},{state},{running},{waiting},{used_blocks},{total_blocks}\n"
-            )
+            field = self._states.get(state)
+            if field is None:
+                field = self._states[state] = text_field(state)
+            looks = (time_ns, replica, field, running, waiting, used_blocks, total_blocks)
+            self.file.line(numbers(looks))
 
     def close(self) -> None:
         """Write the rest."""

@@ -1,7 +1,7 @@
 """Figures over draws of what is not known (draws.json): intervals, their sources, comparisons.
 
 Owns the file's form and what is said of it. Pure but for reading it; the draws are run by
-`emu/apps/sweeps/repeats.py`.
+`emu/apps/sweeps/draws.py`.
 """
 
 from __future__ import annotations
