@@ -149,7 +149,7 @@ class Result:
 
     def write_report(self) -> Path:
         """(Re)write report.html; its path."""
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         return write_report(self.directory)
 
@@ -185,7 +185,7 @@ def run(
     texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
     with contextlib.ExitStack() as stack:
         if not keep:
-            from emu.process.exits import scratch
+            from emu.process.interrupts import scratch
 
             output, report = stack.enter_context(scratch("emu-run-")) / "run", False
         if workload is not None:

@@ -40,7 +40,7 @@ from emu.config.schema import AstraTable, CommandTable, Config, FaultTable, Late
 from emu.errors import InputError, InvariantViolation, PluginError
 from emu.kernel.clock import NEVER, Kernel
 from emu.kernel.life import completed
-from emu.process.exits import held, scratch, sent_to
+from emu.process.interrupts import held, scratch, sent_to
 from emu.units import NS_PER_S, s_to_ns
 
 if TYPE_CHECKING:

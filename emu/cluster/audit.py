@@ -15,15 +15,10 @@ from emu.config.schema import SloTable
 from emu.errors import InvariantViolation
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
-from emu.report.runfiles import write_experts, write_flows, write_gaps
-from emu.report.summary import (
-    DEFINITIONS,
-    ModelFacts,
-    RunFacts,
-    Summary,
-    build_summary,
-    write_summary,
-)
+from emu.report.gap_file import write_gaps
+from emu.report.model_figures import ModelFacts
+from emu.report.runfiles import write_experts, write_flows
+from emu.report.summary import DEFINITIONS, RunFacts, Summary, build_summary, write_summary
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:

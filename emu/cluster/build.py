@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from emu.autoscale.orders import Action, words
 from emu.autoscale.scaler import Scaler
-from emu.autoscale.snapshot import Action, words
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends
 from emu.cluster.dispatch import Dispatch
@@ -44,8 +44,8 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
-    from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
     from emu.cluster.own_policies import OwnPolicies
     from emu.faults.injector import Handler

@@ -14,9 +14,11 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.names import is_import_path
 from emu.config.schema import Config
 from emu.kernel.clock import Kernel
+from emu.migration.destinations import Destinations, OnTaken
 from emu.migration.live import LiveMigrator, LiveWorld
 from emu.migration.outbound import Kv
-from emu.migration.watcher import Destinations, MigrationWorld, OnTaken, Watcher, name_of
+from emu.migration.ports import MigrationWorld
+from emu.migration.watcher import Watcher, name_of
 from emu.replica.replica import Replica
 from emu.request import Request
 from emu.units import ms_to_ns

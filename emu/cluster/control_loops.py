@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.autoscale.loads import HostCache, HostMemory, Weights
-from emu.autoscale.planner import Rates
-from emu.autoscale.scaler import Scaler, ScalerWorld
+from emu.autoscale.demand import Rates
+from emu.autoscale.host_cache import HostCache, HostMemory
+from emu.autoscale.loader import Weights
+from emu.autoscale.ports import ScalerWorld
+from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan

@@ -22,7 +22,7 @@ from emu.replica.events import Submitted
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.units import ms_to_ns
-from emu.workload.items import Following
+from emu.workload.session import Following
 
 if TYPE_CHECKING:
     from emu.features.base import Door

@@ -20,11 +20,11 @@ from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
 from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
-from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.itl import GapLog
+from emu.report.model_figures import ModelLog
 from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
-from emu.report.summary import ModelLog
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 
@@ -100,7 +100,7 @@ class Recorder:
                 self._batches.append(told)
         if table.trace:
             from emu.cluster.trace_observer import TraceObserver
-            from emu.report.history import TraceSink
+            from emu.report.trace_sink import TraceSink
 
             trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
             self._observers.append(TraceObserver(trace))

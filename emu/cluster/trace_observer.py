@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from emu.cluster.ports import Observer, relay_text
 from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
-from emu.report.history import TraceSink
+from emu.report.trace_sink import TraceSink
 from emu.request import Request
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from emu.config.names import is_file_path, json_object, read_input
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.plugins import look_in
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import find
 from emu.runs.inputs import (

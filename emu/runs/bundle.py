@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from emu.errors import InputError
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.report.atomic import write_bytes
 from emu.runs.again import INPUTS, names_of, read_run_json
 from emu.runs.inputs import folder_name, tree_digest

@@ -24,7 +24,7 @@ from emu.cluster.standing import Standing, standing
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError, LimitReached
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.replica.view import ReplicaHandle
 from emu.report.history import History, Record
 from emu.runs.again import config_again

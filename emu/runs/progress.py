@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
-from emu.process.exits import held
+from emu.process.interrupts import held
 from emu.units import NS_PER_S
 from emu.world import World
 

@@ -21,7 +21,7 @@ from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
 from emu.errors import InputError, printable
-from emu.process.exits import held
+from emu.process.interrupts import held
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.summary import Summary
 from emu.runs.inputs import Names
@@ -120,7 +120,7 @@ def execute(
     if summary.rejected * 2 > ended and not workload.notes.rejected:
         print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
     if wants_report:
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
     return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s())
@@ -267,7 +267,7 @@ def run_command(
 
 def _print_summary(summary: Summary) -> Callable[[str], object]:
     """The tables; returns what prints the lines below them."""
-    from emu.process.exits import is_plain, open_console
+    from emu.process.console import is_plain, open_console
     from emu.report.table import plain_summary, print_summary
 
     text = plain_summary(summary) if is_plain() else None

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from emu.errors import InputError, RunError
-from emu.process.exits import strike_if_lost
+from emu.process.interrupts import strike_if_lost
 from emu.process.pool import Pool
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes

@@ -17,7 +17,7 @@ _FILES: Final = ("summary.json", "run.json", "report.html")
 
 def log_runs(directories: Sequence[Path], to: str, project: str) -> Iterator[str]:
     """Send each run; its name when it is there. Raises InputError for what is no complete run."""
-    from emu.report.html import flat_settings
+    from emu.report.what_ran import flat_settings
 
     send = {"wandb": _to_wandb, "mlflow": _to_mlflow}[to]
     for directory in directories:

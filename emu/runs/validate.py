@@ -20,7 +20,7 @@ from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.units import NS_PER_S
 
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""

@@ -18,7 +18,7 @@ import msgspec
 from emu.apps.chaos.trial import REFUSED, run_world, world_config
 from emu.apps.chaos.worlds import World
 from emu.cluster.prepare import prepare
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 T = TypeVar("T")
 TRIALS_MAX: Final = 400

@@ -51,7 +51,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
-from emu.process.exits import sent_to
+from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
@@ -350,7 +350,7 @@ class LiveServer:
             raise world.error
         files.publish()
         if self.config.output.report:
-            from emu.report.html import write_report
+            from emu.report.run_page import write_report
 
             write_report(self.directory / "run")
 

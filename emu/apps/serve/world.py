@@ -34,7 +34,7 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 from emu.units import NS_PER_S
-from emu.workload.items import NOTHING_FOLLOWS, Following
+from emu.workload.session import NOTHING_FOLLOWS, Following
 from emu.world import Observer, Ports, World
 
 TTFT_BUCKETS: Final = (

@@ -26,7 +26,7 @@ from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.config.tables import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
-from emu.process.exits import scratch, strike_if_lost
+from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of
 from emu.report.drawn import Draws
 from emu.runs.keys import Keys

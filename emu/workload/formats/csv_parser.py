@@ -1,170 +1,25 @@
-"""The CSV traces: which headers mean which format, and how their rows become requests.
-
-A dialect says for each thing that emu needs which column has it and in which unit; units stand
-in the header or are fixed by the format, never guessed. Azure (2023, 2024), BurstGPT, Vidur,
-SplitwiseSim, BlitzScale, and emu's plain CSV, which also reads a `requests.csv` of an earlier
-run, so that a run can be replayed.
-"""
+"""Rows of a CSV trace become requests: columns at once, or row by row where one is unusual."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import date
+from collections.abc import Sequence
 from itertools import accumulate
-from types import MappingProxyType
-from typing import Final
-
-import msgspec
 
 from emu.errors import InputError
-from emu.units import NS_PER_S
-from emu.workload.chunks import (
-    Chunk,
+from emu.workload.formats.csv_columns import (
     Fields,
     Mask,
-    exact_decimal,
     read_decimals,
     read_ints,
     read_stamps,
     split_fields,
 )
+from emu.workload.formats.csv_dialects import STAMP, Dialect, find_column
+from emu.workload.formats.csv_few import plain_decimal, plain_integer, plain_stamp, rows_of
+from emu.workload.formats.decimals import exact_decimal
+from emu.workload.formats.text_file import Chunk
 from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, plain
-
-_STAMP: Final = -1
-"""In place of a power of ten: the column is a date and time."""
-
-
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One CSV format. Names of columns are compared without case and surrounding blanks."""
-
-    name: str
-    arrival: Mapping[str, int]
-    """Possible arrival columns: name -> power of ten from its unit to ns, or `_STAMP`."""
-    prompt: Sequence[str]
-    output: Sequence[str]
-    texts: Mapping[str, str] = MappingProxyType({})
-    """Columns -> text fields of `Line`."""
-    numbers: Mapping[str, str] = MappingProxyType({})
-    """Columns -> integer fields of `Line`."""
-    model: str = ""
-    """Column with the name of the model; read where several models are served."""
-    ignored: Sequence[str] = ()
-    """Columns that are known and not needed: no warning."""
-    skip_zero: bool = True
-    """Rows without prompt or output tokens are failures of the traced system: left out, counted."""
-    arrival_optional: bool = False
-    whole_floats: bool = False
-    """Counts may be spelled 12.0 (the tool that writes the format does so)."""
-    default_header: Sequence[str] = ()
-    """Columns of a file without a header line."""
-
-
-_PLAIN_ARRIVAL: Final = MappingProxyType(
-    {
-        "arrival_time_ns": 0,
-        "arrival_ns": 0,
-        "arrival_us": 3,
-        "arrival_ms": 6,
-        "arrival_s": 9,
-        "arrival_timestamp": _STAMP,
-    }
-)
-_REQUESTS_CSV: Final = tuple(
-    """request_id first_token_ns last_token_ns ttft_ns tpot_ns latency_ns prefix_hit_len
-    npu_cache_hit storage_cache_hit instance_id sub_request_index decode_instance_id queue_ns
-    preemptions migrations status reason""".split()  # noqa: SIM905
-)
-
-DIALECTS: Final = (
-    Dialect(
-        name="azure",
-        arrival={"timestamp": _STAMP},
-        prompt=["contexttokens"],
-        output=["generatedtokens"],
-        ignored=["numimages"],
-    ),
-    Dialect(
-        name="burstgpt",
-        arrival={"timestamp": 9},
-        prompt=["request tokens"],
-        output=["response tokens"],
-        texts={"session id": "session_id"},
-        model="model",
-        ignored=["elapsed time", "total tokens", "log type"],
-    ),
-    Dialect(
-        name="vidur",
-        arrival={"arrived_at": 9},
-        prompt=["num_prefill_tokens"],
-        output=["num_decode_tokens"],
-        ignored=["num_total_tokens", "pd_ratio"],
-        arrival_optional=True,
-        whole_floats=True,
-    ),
-    Dialect(
-        name="splitwise",
-        arrival={"arrival_timestamp": 9},
-        prompt=["prompt_size"],
-        output=["token_size"],
-        ignored=["request_id", "request_type", "application_id", "batch_size"],
-    ),
-    Dialect(
-        name="blitzscale",
-        arrival={"timestamp(ms)": 6, "timestamp": 6},
-        prompt=["prefill"],
-        output=["decode"],
-        default_header=["timestamp", "prefill", "decode"],
-    ),
-    Dialect(
-        name="csv",
-        arrival=_PLAIN_ARRIVAL,
-        prompt=["input_toks", "prompt_tokens", "prompt_toks", "input_tokens"],
-        output=["output_toks", "output_tokens", "decode_toks"],
-        texts={"tenant": "tenant", "session_id": "session_id", "adapter": "adapter"},
-        model="model",
-        numbers={
-            "priority": "priority",
-            "deadline_ns": "deadline_ns",
-            "cancel_after_ns": "cancel_after_ns",
-            "max_output_toks": "max_output_toks",
-            "max_output_tokens": "max_output_toks",
-            "acceptance_rate": "acceptance_rate",
-        },
-        ignored=_REQUESTS_CSV,
-        skip_zero=False,
-        arrival_optional=True,
-    ),
-)
-
-
-def split_header(line: bytes) -> list[str]:
-    """The column names of a header line, as they are spelled."""
-    text = line.decode("utf-8", "replace").strip("\r\n")
-    if not any(mark in text for mark in '"\r\n'):
-        return [name.strip() for name in text.split(",")] if text else []
-    import csv  # what it is needed for is rare, and loading it costs as much as a whole trace
-
-    try:
-        return [name.strip() for name in next(csv.reader([text]), [])]
-    except csv.Error:  # a carriage return in the middle: no program writes such a header
-        return []
-
-
-def dialect_of(names: Sequence[str]) -> Dialect | None:
-    """The format that a header line belongs to."""
-    header = [name.lower() for name in names]
-    for dialect in DIALECTS:
-        if _find(header, dialect.prompt) < 0 or _find(header, dialect.output) < 0:
-            continue
-        if dialect.arrival_optional or _find(header, list(dialect.arrival)) >= 0:
-            return dialect
-    return None
-
-
-def _find(header: Sequence[str], names: Sequence[str]) -> int:
-    return next((header.index(name) for name in names if name in header), -1)
 
 
 class CsvParser:
@@ -174,7 +29,6 @@ class CsvParser:
         """`header` None: the file has no header line, the format's own order applies."""
         self._source = source
         self._dialect = dialect
-        self.name = dialect.name
         self._header_lines = 0 if header is None else 1
         self._names = list(dialect.default_header if header is None else header)
         self._header = header = [name.lower() for name in self._names]
@@ -183,10 +37,10 @@ class CsvParser:
         self.prompt_field = self._names[self._prompt]
         self.takes_few = False
         """Plain rows may be read without numpy."""
-        self._arrival = _find(header, list(dialect.arrival))
+        self._arrival = find_column(header, list(dialect.arrival))
         self.has_arrivals = self._arrival >= 0
         self._unit = dialect.arrival[header[self._arrival]] if self.has_arrivals else 0
-        self.is_absolute = self._unit == _STAMP
+        self.is_absolute = self._unit == STAMP
         self._texts = [(c, dialect.texts[n]) for c, n in enumerate(header) if n in dialect.texts]
         self._numbers = [
             (c, dialect.numbers[n]) for c, n in enumerate(header) if n in dialect.numbers
@@ -202,12 +56,12 @@ class CsvParser:
             self._texts.append((self._header.index(name), "model"))
 
     def _column(self, names: Sequence[str]) -> int:
-        column = _find(self._header, names)
+        column = find_column(self._header, names)
         if column < 0:
             raise InputError(self._source, 1, names[0], "required column is missing")
         return column
 
-    def warn_unknown(self, notes: Notes) -> None:
+    def begin(self, notes: Notes) -> None:
         """Note the columns that mean nothing here."""
         dialect = self._dialect
         known = {*dialect.arrival, *dialect.prompt, *dialect.output, *dialect.ignored}
@@ -237,12 +91,12 @@ class CsvParser:
 
     def _parse_few(self, data: bytes, first_line: int, offset: int, notes: Notes) -> Block | None:
         """The rows as plain columns; None unless all of them are plain and right."""
-        rows = None if self._texts or self._numbers else _rows_of(data, len(self._header))
+        rows = None if self._texts or self._numbers else rows_of(data, len(self._header))
         if rows is None:
             return None
         low = 0 if self._dialect.skip_zero else 1
-        prompts = [_plain_integer(row[self._prompt]) for row in rows]
-        outputs = [_plain_integer(row[self._output]) for row in rows]
+        prompts = [plain_integer(row[self._prompt]) for row in rows]
+        outputs = [plain_integer(row[self._output]) for row in rows]
         for counts in (prompts, outputs):
             if counts and (min(counts) < low or max(counts) > TOKENS_MAX):
                 return None
@@ -250,9 +104,9 @@ class CsvParser:
             times = [0] * len(rows)
         elif self.is_absolute:
             days: dict[bytes, int] = {}
-            times = [_plain_stamp(row[self._arrival], days) for row in rows]
+            times = [plain_stamp(row[self._arrival], days) for row in rows]
         else:
-            times = [_plain_decimal(row[self._arrival], self._unit) for row in rows]
+            times = [plain_decimal(row[self._arrival], self._unit) for row in rows]
         if times and min(times) < 0:
             return None
         used = list(range(len(rows)))
@@ -441,64 +295,3 @@ def _fields_of_cells(cells: list[str], columns: int) -> Fields:
 
 def _shown(text: str) -> str:
     return f"{text[:40]!r}"
-
-
-# --- rows of a small file, without numpy --------------------------------------------------------
-
-_DIGITS_MAX: Final = 18
-_STAMP_TEXT: Final = re.compile(
-    rb"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z| UTC)?"
-)
-_EPOCH: Final = date(1970, 1, 1).toordinal()
-
-
-def _rows_of(data: bytes, columns: int) -> list[list[bytes]] | None:
-    """The fields of lines that have `columns` plain ones each; None if any has not."""
-    if b'"' in data or not data.isascii():
-        return None
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    rows = [line.removesuffix(b"\r").split(b",") for line in lines]
-    return rows if all(len(row) == columns for row in rows) else None
-
-
-def _plain_integer(text: bytes) -> int:
-    """A non-negative integer of up to 18 digits; -1 for anything else."""
-    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
-
-
-def _plain_decimal(text: bytes, shift: int) -> int:
-    """A non-negative decimal times 10**shift; -1 for what is spelled otherwise or finer."""
-    whole, point, rest = text.partition(b".")
-    if not point:
-        rest = b""
-    elif not shift or (rest and not rest.isdigit()) or len(rest) > shift:
-        return -1
-    if not whole.isdigit() or len(whole) + shift > _DIGITS_MAX:
-        return -1
-    return int(whole + rest.ljust(shift, b"0"))
-
-
-def _plain_stamp(text: bytes, days: dict[bytes, int]) -> int:
-    """`YYYY-MM-DD HH:MM:SS[.fraction][+00:00|Z]` as ns since 1970; -1 for anything else.
-
-    `days`: what is known of dates, from one row to the next.
-    """
-    found = _STAMP_TEXT.fullmatch(text)
-    if found is None:
-        return -1
-    day_text, hour_text, minute_text, second_text, fraction = found.groups(b"")
-    hour, minute, second = int(hour_text), int(minute_text), int(second_text)
-    if hour > 23 or minute > 59 or second > 59:
-        return -1
-    if day_text not in days:
-        try:
-            day = date.fromisoformat(day_text.decode())
-        except ValueError:
-            return -1
-        days[day_text] = day.toordinal() - _EPOCH if 1970 <= day.year <= 2100 else -1
-    if days[day_text] < 0:
-        return -1
-    seconds = (days[day_text] * 24 + hour) * 3600 + minute * 60 + second
-    return seconds * NS_PER_S + int(fraction.ljust(9, b"0"))
