@@ -13,7 +13,7 @@ from emu.autoscale.local_plans import colocated_plan, serverless_plan
 from emu.autoscale.orders import Expire, Help, Load, MakeSpare, Mutate, Reuse, Revive, Shut, Target
 from emu.autoscale.planner import Demand, Rates
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
-from emu.cluster.plan import static_roles
+from emu.cluster.roles import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS
 from emu.config.schema import BlitzTable, HpaTable, PaperTable, ReplicaTable

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OF_PLANNERS: Final = "autoscale.planner"
 
 
-class Insight:
+class OwnPolicies:
     """Implements `Watched`; makes policies and calls those that want to be told."""
 
     def __init__(
@@ -56,7 +56,6 @@ class Insight:
         self._arrival_calls: list[tuple[Callable[[RequestView], object], int]] = []
         self._end_calls: list[tuple[Callable[[Ended], object], int]] = []
 
-    # --- making -------------------------------------------------------------------------------
     def make(
         self,
         path: str,
@@ -122,7 +121,6 @@ class Insight:
             for replica in self._replicas:
                 replica.keep_signals(self._kept_ns, with_blocks=True)
 
-    # --- told by the cluster --------------------------------------------------------------------
     def arrived(self, request: Request) -> None:
         """A request has reached the gateway."""
         self.books.arrived(request, self.now_ns)
@@ -142,7 +140,6 @@ class Insight:
         else:
             call(what)
 
-    # --- Watched --------------------------------------------------------------------------------
     @property
     def now_ns(self) -> int:
         """Simulated time."""
