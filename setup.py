@@ -28,7 +28,7 @@ request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 kv/blocks kv/counting kv/free_list kv/keys kv/radix kv/tiers
-migration/watcher migration/outbound migration/transfer
+migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links network/max_min
 latency/base latency/ends latency/packing
 latency/engine_steps latency/sampling latency/front_end latency/jitter
@@ -42,8 +42,8 @@ replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
 replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
 replica/flight/layered replica/flight/relay
 routing/policies routing/order routing/signal
-cluster/cluster cluster/gateway cluster/recorder
-report/records report/itl report/csvtext
+cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
+report/sums report/records report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 
 

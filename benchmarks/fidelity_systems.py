@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.fidelity import SHARED
 from emu.apps.fidelity.systems import power_rows, throughput_rows
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 SYSTEMS = SHARED / "vllm-systems"
 

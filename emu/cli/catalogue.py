@@ -16,7 +16,7 @@ from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_mode
 from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.latency.coefficients import kernels_of
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 
 def print_models(pattern: str = "", *, as_json: bool = False) -> None:

@@ -76,7 +76,7 @@ class ReportOptions(Options):
 
 def report(options: ReportOptions) -> int:
     """The page of a run once more."""
-    from emu.report.html import write_report
+    from emu.report.run_page import write_report
 
     print(write_report(options.run))
     return 0
@@ -130,7 +130,7 @@ def _compare_seeds(runs: list[Path], *, as_json: bool) -> int:
 
 
 def _compare_draws(runs: list[Path], *, as_json: bool) -> int:
-    from emu.process.exits import open_console
+    from emu.process.console import open_console
     from emu.report.compare import run_names
     from emu.report.drawn import compare_draws, print_odds
 
@@ -142,8 +142,8 @@ def _compare_draws(runs: list[Path], *, as_json: bool) -> int:
 
 
 def _compare_measured(run: Path, measured: Path, options: CompareOptions) -> int:
-    from emu.process.exits import open_console
-    from emu.report.compare import compare_measured, print_measured
+    from emu.process.console import open_console
+    from emu.report.measured import compare_measured, print_measured
 
     if options.as_json:
         print_json(compare_measured(run, measured))
@@ -152,7 +152,7 @@ def _compare_measured(run: Path, measured: Path, options: CompareOptions) -> int
     if options.html is None:
         print_measured(compare_measured(run, measured), console)
         return 0
-    from emu.report.html import write_measured
+    from emu.report.measured_page import write_measured
 
     print_measured(write_measured(options.html, run, measured), console)
     console.print(f"page: {options.html}", soft_wrap=True)
@@ -160,7 +160,7 @@ def _compare_measured(run: Path, measured: Path, options: CompareOptions) -> int
 
 
 def _compare_runs(runs: list[Path], options: CompareOptions) -> int:
-    from emu.process.exits import open_console
+    from emu.process.console import open_console
     from emu.report.compare import compare_runs, print_comparison
 
     if options.as_json:
@@ -170,7 +170,7 @@ def _compare_runs(runs: list[Path], options: CompareOptions) -> int:
     if options.html is None:
         print_comparison(compare_runs(runs, options.seed), console)
         return 0
-    from emu.report.html import write_comparison
+    from emu.report.compare_page import write_comparison
 
     print_comparison(write_comparison(options.html, runs, options.seed), console)
     console.print(f"page: {options.html}", soft_wrap=True)
@@ -281,7 +281,7 @@ class BundleOptions(Quiet):
 
 def bundle(options: BundleOptions) -> int:
     """Runs and what they need in one file."""
-    from emu.runs.again import bundle as pack
+    from emu.runs.bundle import bundle as pack
 
     members = pack(list(options.runs), options.out)
     if not options.quiet:
@@ -302,7 +302,7 @@ class LogOptions(Quiet):
 
 def log(options: LogOptions) -> int:
     """Runs for an experiment tracker."""
-    from emu.runs.again import log_runs
+    from emu.runs.trackers import log_runs
 
     for name in log_runs(list(options.runs), options.to, options.project):
         if not options.quiet:

@@ -18,7 +18,8 @@ from emu.options.shared import Json
 
 if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
-    from emu.workload.tools import Description, Written
+    from emu.workload.statistics import Description
+    from emu.workload.tools import Written
 
 
 class Source(Options):
@@ -146,8 +147,8 @@ def describe(options: DescribeOptions) -> int:
     import msgspec
 
     from emu.workload.opened import open_workload
-    from emu.workload.tools import describe as look
-    from emu.workload.tools import picture
+    from emu.workload.picture import picture
+    from emu.workload.statistics import describe as look
 
     table, seed = options.read()
     source = str(options.source)
@@ -242,7 +243,7 @@ def _tell(written: Written, output: Path, format: str) -> int:
 
 def _picture_svg(d: Description) -> str:
     """Rate over time, and the lengths of prompts and outputs."""
-    from emu.report.figures import Bars, Line, Panel, svg
+    from emu.report.page.panels import Bars, Line, Panel, svg
 
     starts_s = [d.first_s + index * d.rate_bin_s for index in range(len(d.rates_per_s))]
     panels = [

@@ -6,8 +6,9 @@ with the run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
@@ -19,6 +20,7 @@ from emu.config.schema import (
     OwnLatencyTable,
     ProfileTable,
     RooflineTable,
+    SchedulerTable,
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError, shown
@@ -153,7 +155,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
     return made
 
 
-def _watch(made: Any, path: str) -> None:
+def _watch(made: LatencyBackend, path: str) -> None:
     """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
     import numpy as np
 
@@ -166,7 +168,7 @@ def _watch(made: Any, path: str) -> None:
             raise PluginError(f"latency.backend: {path}: {problem}")
         return int(found)
 
-    made.iteration_ns = watched
+    made.iteration_ns = watched  # type: ignore[method-assign]
 
 
 def _vidur(
@@ -278,6 +280,16 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
         return None
     heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
     return BlockGrid.of(gpu, heads)
+
+
+def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
+    """Where iterations may be larger than what was profiled; each once."""
+    found: dict[str, None] = {}
+    for latency, table in pairs:
+        beyond = abilities_of(latency).beyond
+        if beyond is not None:
+            found[beyond(table.tokens_max, table.requests_max)] = None
+    return [warning for warning in found if warning]
 
 
 class SharedBackends:

@@ -13,7 +13,7 @@ from emu.apps.experiments.command import run_experiment
 from emu.apps.experiments.options import ExperimentOptions
 from emu.apps.experiments.pairings import _interval, _verdict
 from emu.errors import InputError
-from emu.report.figures import Bars, Line, Panel, svg
+from emu.report.page.panels import Bars, Line, Panel, svg
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"

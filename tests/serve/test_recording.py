@@ -23,7 +23,7 @@ from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.log import make_log
-from emu.report.compare import read_measurement
+from emu.report.measurement import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
 from emu.workload.opened import open_workload

@@ -10,7 +10,7 @@ from emu.apps.sweeps.labels import in_order, key_label, plot_names, shown_figure
 from emu.apps.sweeps.page import write_page
 from emu.apps.sweeps.results import columns_of
 from emu.cli import main
-from emu.report.html import breakable
+from emu.report.page.pages import breakable
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

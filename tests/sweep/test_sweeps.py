@@ -20,7 +20,7 @@ from emu.apps.sweeps.results import write_results
 from emu.apps.sweeps.words import answer_text
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.process.pool import Workers
+from emu.process.workers import Workers
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
 from tests.patience import PATIENCE_S, until
@@ -229,7 +229,7 @@ def test_a_worker_that_dies_is_told() -> None:
 
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.process.pool._END_S", PATIENCE_S)  # it has yet to begin
+    monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
     with point_pool(2, None) as pool:
         assert isinstance(pool, Workers)
         assert list(pool.results([])) == []

@@ -57,7 +57,7 @@ _BLOCK: Final = re.compile(r"(<!-- printed -->\n).*?(<!-- end of printed -->)", 
 
 def run_experiment(options: ExperimentOptions) -> int:
     """Run one experiment. Raises InputError for an unknown name, cluster or page."""
-    from emu.process.exits import open_console
+    from emu.process.console import open_console
 
     name, output, page = options.name, options.output, options.page
     if name not in EXPERIMENTS:

@@ -20,7 +20,8 @@ from emu.apps.experiments.runner import Runner, Shown, Table
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.report.summary import ModelFigures, Summary
+from emu.report.model_figures import ModelFigures
+from emu.report.summary import Summary
 from emu.runs.runner import execute
 from emu.units import GIB
 

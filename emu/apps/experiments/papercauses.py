@@ -188,7 +188,7 @@ def frontier(runner: Runner, traffic: Mapping[str, Any] | None) -> tuple[list[Sh
 
 
 def _picture(result: Frontier, half: Figures) -> Shown:
-    from emu.report.figures import Line, Panel, svg
+    from emu.report.page.panels import Line, Panel, svg
 
     labels = ("blitzscale", "serverlessllm", "static, all", "static, half", "paper: BlitzScale")
     panels = []

@@ -9,7 +9,7 @@ from typing import Final
 
 from emu.apps.experiments.measure import Figures
 from emu.apps.experiments.runner import BOUNDS, PAIRINGS, Shown
-from emu.report.figures import Bars, Line, Panel, svg
+from emu.report.page.panels import Bars, Line, Panel, svg
 
 _QUANTILES: Final = 120
 _IN_SERVICE: Final = (

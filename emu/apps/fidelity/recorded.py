@@ -19,7 +19,8 @@ from emu.apps.fidelity.runs import OVERLOADED_MS, Case, Figures, MeasuredRun, St
 from emu.catalogue.lookup import lookup_model
 from emu.config.load import config_from_text
 from emu.errors import InputError
-from emu.report.compare import Measurement, read_measurement, run_values
+from emu.report.measured import run_values
+from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 
 RECORDED: Final = "recorded"

@@ -14,12 +14,9 @@ from emu.apps.fidelity.record import read_case
 from emu.apps.fidelity.tokens import unknown_tokens
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.process.exits import open_console
-from emu.report.compare import (
-    compare_with,
-    print_measured,
-    read_measurement,
-)
+from emu.process.console import open_console
+from emu.report.measured import compare_with, print_measured
+from emu.report.measurement import read_measurement
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 

@@ -11,11 +11,7 @@ import msgspec
 from emu.apps.fidelity.record import Case
 from emu.config.names import read_input
 from emu.errors import InputError
-from emu.report.compare import (
-    number_of,
-    records,
-    request_ids,
-)
+from emu.report.measurement import number_of, records, request_ids
 
 
 def workload_text(case: Case) -> str:

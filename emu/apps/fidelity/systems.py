@@ -33,7 +33,7 @@ from emu.config.load import load_config
 from emu.config.schema import LatencyTable
 from emu.errors import InputError
 from emu.latency.posterior import Floats
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.report.summary import Summary as RunSummary
 from emu.runs.runner import execute
 from emu.units import NS_PER_S

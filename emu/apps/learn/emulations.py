@@ -18,8 +18,8 @@ from emu.config.load import load_config
 from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
-from emu.process.exits import scratch
-from emu.process.pool import Workers
+from emu.process.interrupts import scratch
+from emu.process.workers import Workers
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 from emu.units import NS_PER_S

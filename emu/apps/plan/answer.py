@@ -39,7 +39,7 @@ from emu.config.names import toml_text
 from emu.errors import InputError, RunError
 from emu.options.shared import Workers
 from emu.report.atomic import write_text
-from emu.report.drawn import mean_of
+from emu.report.intervals import mean_of
 from emu.workload.opened import open_workload
 
 HEADROOM_MAX: Final = 4.0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from emu.api import run
 from emu.apps.plan.question import Objective
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS
 

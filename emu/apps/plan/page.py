@@ -6,8 +6,8 @@ from pathlib import Path
 
 from emu.apps.plan.answer import Answer, Ranked
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
-from emu.report.html import page
+from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
+from emu.report.page.pages import page
 from emu.report.table import number
 
 

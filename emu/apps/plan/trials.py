@@ -10,7 +10,7 @@ from emu.apps.plan.question import Question
 from emu.apps.plan.scaled import NOT_SCALED, SPAN, scaled
 from emu.apps.plan.search import Search, search_of
 from emu.apps.shared.points import Driver, Row, meets, with_seeds
-from emu.report.drawn import mean_of
+from emu.report.intervals import mean_of
 
 LAYOUTS_AT_ONCE: Final = 4
 """Searches that go on at the same time. Fixed: the rows do not depend on the workers."""

@@ -19,12 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import decode_body, whole
@@ -39,7 +34,7 @@ from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
 from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.errors import InputError
 from emu.replica.states import GPU_ROLE
-from emu.report.html import live_page
+from emu.report.page.pages import live_page
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64

@@ -8,7 +8,7 @@ from typing import Final
 from emu.apps.serve.calls import Call
 from emu.apps.serve.options import ServeOptions
 from emu.config.schema import Config, LengthsTable, SyntheticTable
-from emu.workload.synthetic import length_sampler
+from emu.workload.lengths import length_sampler
 
 _BLOCK: Final = 256
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emu.options.shared import Shown
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 Watch = Callable[[int, int, str], None]
 """Told (runs done, runs known, a line) whenever something changes."""

@@ -14,7 +14,8 @@ from emu.apps.shared.points import Row
 from emu.apps.sweeps.drive import SweepResult
 from emu.apps.sweeps.labels import key_label
 from emu.apps.sweeps.results import cell_text
-from emu.report.drawn import Mean, interval_text, mean_of
+from emu.report.drawn import interval_text
+from emu.report.intervals import Mean, mean_of
 from emu.report.table import number
 
 Columns = dict[str, list[Any]]

@@ -12,7 +12,8 @@ from emu.apps.sweeps.cells import Columns, groups, key_name, mean_text, numbers,
 from emu.apps.sweeps.drive import SweepResult
 from emu.apps.sweeps.labels import key_label, latencies, plot_names
 from emu.apps.sweeps.results import cell_text
-from emu.report.chart import (
+from emu.report.intervals import Mean
+from emu.report.page.chart import (
     PALETTE,
     Chart,
     Limit,
@@ -24,7 +25,6 @@ from emu.report.chart import (
     short,
     spread_axis,
 )
-from emu.report.drawn import Mean
 
 _KEYS_MAX: Final = 6
 _CURVES_MAX: Final = 10

@@ -36,7 +36,7 @@ from emu.errors import InputError
 from emu.latency.engine import EngineModel
 from emu.latency.posterior import Known, draws, known_engine
 from emu.options.shared import Workers
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.process.pool import pool_of
 from emu.report.atomic import write_text
 from emu.report.drawn import (
@@ -52,9 +52,11 @@ from emu.report.drawn import (
 )
 from emu.report.table import number
 from emu.rng import rng_stream
+from emu.runs.keys import Keys
 from emu.runs.options import RunOptions
-from emu.runs.runner import Origin, adjust, execute
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
+from emu.runs.store import Store, kept_results
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -152,7 +154,7 @@ def run_draws(
     save(top, result)
     store.remove()
     if report:
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         write_report(top)
     return result

@@ -15,8 +15,8 @@ from emu.apps.sweeps.labels import in_order, plot_names, shown_figures
 from emu.apps.sweeps.results import cell_text, columns_of
 from emu.apps.sweeps.words import answer_text, drawn_lines
 from emu.report.atomic import write_text
-from emu.report.drawn import mean_of
-from emu.report.html import page
+from emu.report.intervals import mean_of
+from emu.report.page.pages import page
 
 _ROWS_MAX: Final = 500
 _PIVOT_MAX: Final = 24

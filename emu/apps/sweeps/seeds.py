@@ -21,20 +21,19 @@ from emu.apps.shared.conditions import figures_of
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.process.prepared import prepared
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
-from emu.report.drawn import (
-    SHOWN,
-    Mean,
-    mean_of,
-)
+from emu.report.drawn import SHOWN
+from emu.report.intervals import Mean, mean_of
 from emu.report.table import number
+from emu.runs.keys import Keys
 from emu.runs.options import RunOptions
-from emu.runs.runner import Origin, adjust, execute
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
+from emu.runs.store import Store, kept_results
 
 SEEDS_FILE: Final = "seeds.json"
 

@@ -26,7 +26,7 @@ from emu.apps.shared.points import (
 from emu.config.names import toml_text
 from emu.errors import InputError, RunError
 from emu.plugins import is_object, replaced
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
 
 

@@ -14,7 +14,7 @@ from emu.apps.whatif.options import WhatifOptions
 from emu.apps.whatif.page import write_page
 from emu.apps.whatif.regret import Regret
 from emu.apps.whatif.replay import look
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.atomic import write_text
 from emu.report.table import number
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.workload.items import Line
-from emu.workload.logs import Log, LogRecord, line_of
+from emu.workload.logs.log_record import Log, LogRecord, line_of
 
 Floats = NDArray[np.float64]
 

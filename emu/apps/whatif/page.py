@@ -9,9 +9,9 @@ import numpy as np
 
 from emu.apps.whatif.answer import Answer, cells_of, decision_cells
 from emu.report.atomic import write_text
-from emu.report.chart import Chart
-from emu.report.charts import LATENCY_NAMES, cdf_chart, cdf_points
-from emu.report.html import page
+from emu.report.latency_charts import LATENCY_NAMES, cdf_chart, cdf_points
+from emu.report.page.chart import Chart
+from emu.report.page.pages import page
 
 DECISIONS_MAX: Final = 200
 

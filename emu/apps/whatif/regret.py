@@ -22,7 +22,7 @@ from emu.apps.whatif.latencies import (
 )
 from emu.apps.whatif.variants import Outcome, Variant
 from emu.config.schema import Config
-from emu.report.drawn import t_quantile
+from emu.report.intervals import t_quantile
 from emu.rng import rng_stream
 from emu.workload.items import Line
 

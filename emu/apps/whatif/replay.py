@@ -27,7 +27,8 @@ from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.pool import Pool, pool_of
 from emu.workload.items import Line
-from emu.workload.logs import Log, read_log
+from emu.workload.logs.log_reader import read_log
+from emu.workload.logs.log_record import Log
 
 AS_CONFIGURED: Final = "as configured"
 REPLAY: Final = "replay"

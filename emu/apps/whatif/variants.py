@@ -18,7 +18,7 @@ from emu.apps.whatif.latencies import Floats, Latencies
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import EmuError
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.runs.runner import execute
 from emu.workload.items import Line
 

@@ -189,7 +189,7 @@ class PaperTable(BlitzTable, kw_only=True, frozen=True, tag="paper"):
 class HpaTable(AutoscaleTable, kw_only=True, frozen=True, tag="hpa"):
     """A horizontal pod autoscaler for colocated replicas, as Kubernetes has."""
 
-    made_by = "emu.autoscale.planner:HpaPlanner"
+    made_by = "emu.autoscale.hpa:HpaPlanner"
     only: ClassVar[OnlyThen] = {
         **AutoscaleTable.only,
         "target_utilization": Only("metric", ("kv_utilization",)),

@@ -16,7 +16,7 @@ from emu.apps.learn.fields import (
     level_of,
     number_of,
 )
-from emu.report.compare import request_ids
+from emu.report.measurement import request_ids
 
 
 def observe_levels(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[Level]:
