@@ -129,6 +129,9 @@ name = "Qwen/Qwen2.5-7B-Instruct"
 [[nodes]]
 gpu = "H100-SXM5-80GB"
 [[replicas]]
+[scheduler]
+max_num_seqs = 256
+max_num_batched_tokens = 2048
 [engine]
 version = "0.15"
 learned = "{engine}"
@@ -172,6 +175,7 @@ def test_a_hidden_engine_is_found_in_simulated_time(tmp_path: Path, seed: int) -
     path, spent_s = probed(tmp_path / "probe", hidden, Limits(8192, 150.0, 256))
     assert spent_s < 240
     words = ["learn", str(path), "--gpu", "H100-SXM5-80GB", "--model", "Qwen/Qwen2.5-7B-Instruct"]
+    words += ["--engine", "vllm-0.15", "--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
     assert call([*words, "-o", str(tmp_path / "out"), "--name", "h", "-q", "-j", "2"]) == 0
     learned = SERVER.format(engine=tmp_path / "out" / "h.toml", more="")
     for rate in (2, 12, 32, 48):
