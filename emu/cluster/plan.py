@@ -118,8 +118,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def schedules_ahead(self) -> bool:
         """The engine forms each batch while the one before it runs."""
-        wanted = self.scheduler.async_scheduling
-        if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
+        wanted = self.scheduler.overlap
+        if not self.scheduler.forms_ahead or wanted == "off" or self.pipeline_parallel > 1:
             return False
         return wanted == "on" or (self.is_overlapped and self.role == "colocated")
 
@@ -127,7 +127,14 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
         is_known = self.latency.backend in _KERNEL_TIMES
-        return self.bound.model if is_known and self.bound is not None else None
+        return self.bound_model if is_known else None
+
+    @property
+    def bound_model(self) -> EngineModel | None:
+        """The engine's constants on its GPUs, whatever the backend knows."""
+        if self.bound is None:
+            return None
+        return self.bound.engine.on_gpu(self.bound.model, self.gpu, self.tensor_parallel)
 
     @property
     def engine_label(self) -> str:
@@ -161,7 +168,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_overlapped(self) -> bool:
         """Host and GPU work at the same time."""
-        wanted = self.scheduler.async_scheduling
+        wanted = self.scheduler.overlap
         if wanted == "auto":
             return self.engine is not None and self.engine.async_scheduling
         return wanted == "on"
@@ -187,7 +194,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What its latency backend is built from."""
         return LatencyContext(
             table=self.latency,
-            engine=None if self.bound is None else self.bound.model,
+            engine=self.bound_model,
             kernels=PlainKernels() if self.bound is None else self.bound.kernels,
             network=config.network,
             model=self.model,
@@ -326,6 +333,11 @@ def _plan_group(
     bound = _bound(config, group, latency, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
+    if scheduler.one_stage and table.pipeline_parallel > 1:
+        problem = f'policy "{scheduler.policy}" knows one stage'
+        raise InputError(source, None, f"{key}.pipeline_parallel", problem)
+    if scheduler.policy == "sglang" and config.network.tiers:
+        raise InputError(source, None, "network.tiers", 'not with policy "sglang"')
     features = _features(config, table, model, scheduler, latency, source)
     draft = _layers_beside(features, scheduler, model, table.tensor_parallel, source)
     layout = _layout_of(config, group, model_table, scheduler, model, draft, features, source)
@@ -339,7 +351,9 @@ def _plan_group(
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
-            its = filled(scheduler, bound, Server(gpu=gpu, max_model_tokens=longest))
+            ranks = table.tensor_parallel * table.pipeline_parallel
+            server = Server(gpu=gpu, max_model_tokens=longest, ranks=ranks)
+            its = filled(scheduler, bound, server)
             divided = _memory(
                 table,
                 model_table,
@@ -786,7 +800,11 @@ def with_limits(config: Config, plan: Plan) -> Config:
         before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
         told: dict[str, Any] = msgspec.to_builtins(before)
         full: dict[str, Any] = msgspec.to_builtins(known[0])
-        changed = {key: value for key, value in full.items() if value != told[key]}
+        changed = {
+            key: value
+            for key, value in full.items()
+            if value != told[key] and key not in known[0].lacks
+        }
         found.append(changed if len(known) == 1 else {})
     is_one = all(one == found[0] for one in found)
     if is_one and not any("policy" in table.scheduler for table in groups):

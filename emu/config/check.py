@@ -44,6 +44,7 @@ from emu.config.schema import (
     RooflineTable,
     SarathiTable,
     SchedulerTable,
+    SglangTable,
     VidurLayersTable,
     VllmTable,
     VllmV0Table,
@@ -358,6 +359,7 @@ KINDS: Final[Mapping[Struct, Union]] = MappingProxyType(
             "policy",
             {
                 "vllm": VllmTable,
+                "sglang": SglangTable,
                 "vllm_v0": VllmV0Table,
                 "sarathi": SarathiTable,
                 "orca": OrcaTable,
@@ -426,10 +428,19 @@ def convert(raw: Mapping[str, Any]) -> Config:
     for name, base in _FIELDS.items():
         if name in raw:
             table = raw[name]
+            default = _policy_of_engine(raw) if base is SchedulerTable else ""
             made[name] = _read(
-                table, KINDS[base].kind_of(table) if isinstance(table, dict) else base
+                table, KINDS[base].kind_of(table, default) if isinstance(table, dict) else base
             )
     return msgspec.structs.replace(config, **made) if made else config
+
+
+def _policy_of_engine(raw: Mapping[str, Any]) -> str:
+    """The scheduler of a document that names an engine and no scheduler; empty: none is known."""
+    engine = raw.get("engine")
+    name = engine.get("name") if isinstance(engine, dict) else None
+    words = names.ENGINES.get(name) if isinstance(name, str) else None
+    return "" if words is None else words.policies[0]
 
 
 def _read(raw: Any, kind: Struct) -> msgspec.Struct:
@@ -522,6 +533,8 @@ def _is_faultless(raw: dict[str, Any]) -> bool:
     if type(config.scheduler) in KINDS or type(config.latency) in KINDS:
         return False  # of no kind that is known
     if any(type(fault) is schema.FaultTable for fault in config.faults):
+        return False
+    if any(key in raw.get("scheduler", ()) for key in config.scheduler.lacks):
         return False
     untyped = {name for _, name in PARTIAL_TABLES}
     groups = (*raw.get("replicas", ()), *raw.get("models", ()))
@@ -636,6 +649,8 @@ class _Checker:
             base = self.raw.get(str(path[-1]), {})
             default = base.get(union.key, "") if isinstance(base, dict) else ""
             default = default if isinstance(default, str) else ""
+        if path[-1:] == ("scheduler",):
+            default = default or _policy_of_engine(self.raw)
         kind = union.kind_of(value, default)
         name = value.get(union.key, default or union.default)
         if kind is struct.cls:
@@ -649,6 +664,8 @@ class _Checker:
             owners = union.owners(key)
             if owners and key not in kind.__struct_fields__:
                 yield (*path, key), _of_another_kind(union, key, str(name), owners, kind)
+            elif issubclass(kind, SchedulerTable) and key in kind.lacks:
+                yield (*path, key), _of_no_use(union, key, str(name), kind.lacks[key])
         yield table_info(kind)
 
     def _struct(
@@ -749,6 +766,12 @@ def _of_another_kind(
         return f'means nothing with {union.key} = "{name}", whose keys are {own}'
     which = " or ".join(f'"{owner}"' for owner in owners)
     return f'means nothing with {union.key} = "{name}"; it is a key of {union.key} = {which}'
+
+
+def _of_no_use(union: Union, key: str, name: str, instead: str) -> str:
+    """What is said of a key that all kinds have, and one has no use for."""
+    hint = f"; its key is {instead}" if instead else ""
+    return f'means nothing with {union.key} = "{name}"{hint}'
 
 
 def _scalar_problem(kind: inspect.Type, value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
+from emu.config.schema import FcfsTable, SchedulerTable, SglangTable, VllmTable
 from emu.errors import PluginError
 from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
@@ -42,7 +42,7 @@ def make_scheduler(
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm only).
+    the one before it runs (vllm and sglang).
     `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
     class. Raises InputError for an unknown name.
     """
@@ -57,6 +57,10 @@ def make_scheduler(
             ahead=ahead,
             parts=parts,
         )
+    elif isinstance(table, SglangTable):
+        from emu.scheduling.sglang.scheduler import SglangScheduler
+
+        made = SglangScheduler(table, limits, preemptions_max=preemptions_max, ahead=ahead)
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.policy in _VIDUR:
