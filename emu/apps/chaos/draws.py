@@ -11,7 +11,7 @@ import numpy as np
 from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
-from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
+from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words, policy_problem
 from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
 from emu.features.base import Feature
@@ -521,7 +521,8 @@ def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
         if chance(rng, 0.25):
             table[key] = pick(rng, values)
     label = table.pop("engine", "")
-    if label:
+    policy = tables.get("scheduler", {}).get("policy", "vllm")
+    if label and not policy_problem(engine_words(label)[0], policy):
         name, version = engine_words(label)
         tables["engine"] = {"name": name, "version": version} if version else {"name": name}
     if chance(rng, 0.15):
