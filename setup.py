@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parent
 # The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
-kernel/clock
+kernel/clock kernel/natives
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 scheduling/sglang/admission scheduling/sglang/orders scheduling/sglang/retraction
 scheduling/sglang/scheduler
 kv/blocks kv/counting kv/free_list kv/keys kv/prefix_tree kv/radix kv/tiers kv/tree_pool
-migration/watcher migration/outbound migration/transfer
+migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links network/max_min
 latency/base latency/ends latency/packing
 latency/engine_steps latency/sampling latency/front_end latency/jitter
@@ -45,7 +45,7 @@ replica/flight/member replica/flight/awaiting replica/flight/measured replica/fl
 replica/flight/layered replica/flight/relay
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
-report/records report/itl report/csvtext
+report/sums report/records report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 
 

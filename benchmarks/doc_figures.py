@@ -24,7 +24,8 @@ from benchmarks.compare_roles import roles_table
 from benchmarks.compare_schedulers import schedulers_table
 from emu.apps.chaos.resilience import print_cost, resilience
 from emu.apps.sweeps.drive import run_sweep
-from emu.apps.sweeps.results import answer_text
+from emu.apps.sweeps.options import SweepOptions
+from emu.apps.sweeps.words import answer_text
 from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
 from emu.report.table import number, print_summary
@@ -134,7 +135,7 @@ def quickstart(directory: Path) -> str:
 def capacity(directory: Path) -> str:
     """The answer of the capacity search."""
     path = CONFIGS / "experiments" / "sweep-capacity.toml"
-    result = run_sweep(path, output=directory / "sweep")
+    result = run_sweep(SweepOptions(sweep=path, output=directory / "sweep"))
     assert result.answer is not None
     text = answer_text(result.answer)
     return f"    {text}\n    {len(result.rows)} points; results in runs/sweep-capacity"

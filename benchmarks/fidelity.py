@@ -22,7 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.fidelity.measured_run import case_config, read_case
+from emu.apps.fidelity.measured_run import case_config
+from emu.apps.fidelity.record import read_case
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster import backends as registry
 from emu.config.load import load_config
@@ -33,8 +34,10 @@ from emu.latency.profile.backend import ProfileBackend
 from emu.latency.profile.bundle import find_bundle, read_bundle
 from emu.latency.profile.rows import Parallel, ProfileModel
 from emu.latency.roofline import RooflineBackend
-from emu.process.exits import open_console
-from emu.report.compare import STATISTICS, Measurement, read_measurement, run_values, statistics
+from emu.process.console import open_console
+from emu.report.compare import STATISTICS, statistics
+from emu.report.measured import run_values
+from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 

@@ -33,7 +33,7 @@ from emu.catalogue.sizes import kv_heads_per_rank
 from emu.latency.base import BatchShape
 from emu.latency.profile.attention import BlockGrid, LayerAttention, paces_ps
 from emu.latency.profile.bundle import read_bundle
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 _SHORTEST = 512
 """Shorter ones are read from the caches of the GPU, as they never are beside other layers."""

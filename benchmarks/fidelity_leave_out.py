@@ -25,7 +25,7 @@ from benchmarks.fidelity_makespans import MEASURED_S, makespan_s
 from emu.latency import host_costs
 from emu.latency.host_costs import ASYNC_SCHEDULING
 from emu.latency.profile import backend
-from emu.process.exits import open_console
+from emu.process.console import open_console
 
 _COMPILED = range(860, 1001, 20)
 _LAYER_US = range(0, 241, 40)

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.fidelity import MEASURED, PROFILES, SHARED
 from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 

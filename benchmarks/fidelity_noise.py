@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fidelity import MEASURED, METRICS, SHARED, Result, emulate, names
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.report.compare import STATISTICS
 
 Floats = NDArray[np.float64]

@@ -37,7 +37,7 @@ from emu.latency.base import BatchShape
 from emu.latency.host_costs import ASYNC_SCHEDULING
 from emu.latency.profile.attention import BlockGrid, LayerAttention
 from emu.latency.profile.backend import ProfileBackend
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.scheduling.base import Batch
 from emu.scheduling.vllm import VllmScheduler
 

@@ -6,7 +6,7 @@ Tokens per second of four systems on RTX A6000 (two instances, prefix cache, pre
 apart, a mixture of experts), and the energy of a server with one and two of them. A few seconds.
 
 DIRECTORY (default ../shared/data/vllm-systems, which is not part of the project) is described in
-`emu/apps/fidelity/board.py`.
+`emu/apps/fidelity/systems.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.fidelity import SHARED
-from emu.apps.fidelity.board import power_rows, throughput_rows
-from emu.process.exits import open_console
+from emu.apps.fidelity.systems import power_rows, throughput_rows
+from emu.process.console import open_console
 
 SYSTEMS = SHARED / "vllm-systems"
 

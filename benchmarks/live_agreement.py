@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.live_clients import CLIENTS, export_figures
-from emu.apps.observe import Client, parse_url
+from emu.apps.shared.client import Client, parse_url
 
 HEAD: Final = """
 [[nodes]]

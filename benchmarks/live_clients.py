@@ -129,21 +129,29 @@ def drive_http_client(url: str, directory: Path) -> None:
 
 def drive_observe(url: str, directory: Path) -> None:
     """`emu observe`."""
-    from emu.apps.observe import ObserveOptions, observe_command
-
-    observe_command(
-        url, directory / "workload.jsonl", ObserveOptions(), output=directory, quiet=True
-    )
+    observe(url, directory)
 
 
 def drive_eight(url: str, directory: Path) -> None:
     """`emu observe --concurrency 8` with everything there at the start."""
-    from emu.apps.observe import ObserveOptions, observe_command
-
     row = json.dumps({"arrival_time_ns": 0, "input_toks": 256, "output_toks": 64})
     (directory / "workload.jsonl").write_text(f"{row}\n" * 64)
-    options = ObserveOptions(concurrency=8)
-    observe_command(url, directory / "workload.jsonl", options, output=directory, quiet=True)
+    observe(url, directory, concurrency=8)
+
+
+def observe(url: str, directory: Path, concurrency: int = 0) -> None:
+    from emu.apps.observe.command import observe_command
+    from emu.apps.observe.options import ObserveOptions
+
+    observe_command(
+        ObserveOptions(
+            url=url,
+            workload=directory / "workload.jsonl",
+            output=directory,
+            concurrency=concurrency,
+            quiet=True,
+        )
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------

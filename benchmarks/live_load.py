@@ -31,7 +31,7 @@ from typing import Any
 
 import uvloop
 
-from emu.apps.observe import Client, parse_url
+from emu.apps.shared.client import Client, parse_url
 
 # 200 ms between tokens: 2,000 streams are 10,000 tokens/s.
 CONFIG = """

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from emu.config.load import config_from_dict
-from emu.report.figures import Line, Panel, svg
+from emu.report.page.panels import Line, Panel, svg
 from emu.runs.runner import execute
 
 BLOCK_TOKENS = 512

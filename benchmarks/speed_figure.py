@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from emu.report.figures import Line, Panel, svg
+from emu.report.page.panels import Line, Panel, svg
 
 Points = Sequence[tuple[float, float]]
 

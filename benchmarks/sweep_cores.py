@@ -29,10 +29,11 @@ _PROBE: Final = """
 import json, resource, sys, time
 from pathlib import Path
 from emu.apps.sweeps.drive import run_sweep
+from emu.apps.sweeps.options import SweepOptions
 def main():
     started, own = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     start_s = own.ru_utime + own.ru_stime
-    result = run_sweep(Path(sys.argv[1]), jobs=int(sys.argv[2]))
+    result = run_sweep(SweepOptions(sweep=Path(sys.argv[1]), jobs=int(sys.argv[2])))
     assert all(row.result.status == "completed" for row in result.rows)
     own = resource.getrusage(resource.RUSAGE_SELF)
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from emu.api import Drawing, MissingPackage, Result, Rows, compare, frame, load, plot, run
     from emu.apps.plan.plan import plan
-    from emu.apps.sweeps.drive import sweep
+    from emu.apps.sweeps.table import sweep
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
 
@@ -34,7 +34,7 @@ __all__ = [
 
 _ELSEWHERE: Final = {
     "plan": "emu.apps.plan.plan",
-    "sweep": "emu.apps.sweeps.drive",
+    "sweep": "emu.apps.sweeps.table",
     "__version__": "emu.process.version",
 }
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")

@@ -217,7 +217,7 @@ class Result:
 
     def write_report(self) -> Path:
         """(Re)write report.html; its path."""
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         return write_report(self.directory)
 
@@ -253,7 +253,7 @@ def run(
     texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
     source = "config"
     if not keep:
-        from emu.process.exits import scratch
+        from emu.process.interrupts import scratch
 
         with scratch("emu-run-") as directory:
             result = run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Literal, TextIO
+from typing import Final, Literal, TextIO
 
 Level = Literal["off", "debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
@@ -22,9 +22,9 @@ class Log:
     """Writes events at the time of one clock."""
 
     def __init__(self, level: Level, form: Format, stream: TextIO) -> None:
-        import structlog  # a run without a log does not load it
+        import structlog.typing  # a run without a log does not load it
 
-        renderer: Any = structlog.processors.JSONRenderer()
+        renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
         if form == "text":
             renderer = structlog.processors.KeyValueRenderer(key_order=["at_ns", "level", "event"])
         self._logger = structlog.wrap_logger(
@@ -41,15 +41,15 @@ class Log:
         """Events carry the time of this clock from now on."""
         self._now_ns = now_ns
 
-    def debug(self, name: str, **fields: Any) -> None:
+    def debug(self, name: str, **fields: object) -> None:
         """Something that happens to most requests many times. Ask `tells_batches` before."""
         self._logger.debug(name, at_ns=self._now_ns(), **fields)
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, **fields: object) -> None:
         """Something that happens in the life of a request or a replica."""
         self._logger.info(name, at_ns=self._now_ns(), **fields)
 
-    def warn(self, name: str, **fields: Any) -> None:
+    def warn(self, name: str, **fields: object) -> None:
         """Something that should not happen in a healthy cluster: a fault, a loss."""
         self._logger.warning(name, at_ns=self._now_ns(), **fields)
 

@@ -250,9 +250,7 @@ class Request:
         self.priority = priority
         self.deadline_ns = deadline_ns
         self.cancel_after_ns = cancel_after_ns
-        self.pin = -1
-        self.decode_pin = -1
-        self.handoff_after_ns = -1
+        self.pin = self.decode_pin = self.handoff_after_ns = -1
         self.model = 0
         self.acceptance_rate = -1.0
         self.adapter = ""
@@ -262,32 +260,23 @@ class Request:
         self.holder_id = -1
         self.retries = 0
         self.reason = ""
-        self.computed_tokens = 0
-        self.generated_tokens = 0
-        self.kv_blocks = 0
+        self.computed_tokens = self.generated_tokens = self.kv_blocks = 0
         self.held = None
         self.block_keys = None
         self.block_keys_size = 0
         self.chain = None
         self.chain_block_size = 0
         self.known_blocks = 0
-        self.queued_ns = -1
-        self.taken_ns = -1
-        self.first_scheduled_ns = -1
-        self.prefill_scheduled_ns = -1
-        self.first_token_ns = -1
-        self.last_token_ns = -1
+        self.queued_ns = self.taken_ns = -1
+        self.first_scheduled_ns = self.prefill_scheduled_ns = -1
+        self.first_token_ns = self.last_token_ns = -1
         self.first_out_ns = 0
         self.last_out_ns = 0
         self.execution_ns = 0
         self.stage_wait_ns = 0
-        self.preemptions = 0
-        self.recomputed_tokens = 0
-        self.migrations = 0
-        self.migration_ns = 0
-        self.prefix_hit_tokens = 0
-        self.npu_hit_tokens = 0
-        self.storage_hit_tokens = 0
+        self.preemptions = self.recomputed_tokens = 0
+        self.migrations = self.migration_ns = 0
+        self.prefix_hit_tokens = self.npu_hit_tokens = self.storage_hit_tokens = 0
         self.max_gap_ns = 0
         self.replica_id = -1
         self.decode_replica_id = -1

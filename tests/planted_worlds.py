@@ -38,7 +38,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler's factor is added, not multiplied",
-        "faults/handlers.py",
+        "faults/replica_faults.py",
         "SlowdownSet(factor=replica.slowdown * fault.factor)",
         "SlowdownSet(factor=replica.slowdown + fault.factor)",
     ),
@@ -50,7 +50,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler stays slow after its end",
-        "faults/handlers.py",
+        "faults/replica_faults.py",
         "        slowdown = replica.slowdown / fault.factor\n",
         "        slowdown = replica.slowdown\n",
     ),
@@ -87,19 +87,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- links ----------------------------------------------------------------------------------
     (
         "a degraded link carries the square of its factor",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "            rate *= factor\n",
         "            rate *= factor * factor\n",
     ),
     (
         "healed links keep their factor",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "            self._factors[link].remove(factor)\n            self._apply(link)\n",
         "            self._factors[link].remove(factor)\n",
     ),
     (
         "a link's delay counts once, however many there are",
-        "faults/injector.py",
+        "faults/link_faults.py",
         "sum(delays)",
         "max(delays, default=0)",
     ),
@@ -117,20 +117,20 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a link goes down once only",
-        "faults/handlers.py",
-        "        if left:\n            injector.later(period_ns, lambda: down(left))\n",
+        "faults/network_faults.py",
+        "        if left:\n            strike.later(period_ns, lambda: down(left))\n",
         "",
     ),
     (
         "a link is down for twice as long",
-        "faults/handlers.py",
-        "            injector.later(period_ns, lambda: up(left - 1))",
-        "            injector.later(2 * period_ns, lambda: up(left - 1))",
+        "faults/network_faults.py",
+        "            strike.later(period_ns, lambda: up(left - 1))",
+        "            strike.later(2 * period_ns, lambda: up(left - 1))",
     ),
     (
         "a partition is never joined",
-        "faults/handlers.py",
-        "        injector.links.cut(pair, False)\n",
+        "faults/network_faults.py",
+        "        strike.links.cut(pair, False)\n",
         "        pass\n",
     ),
     # --- bytes ----------------------------------------------------------------------------------
@@ -210,43 +210,43 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- planners -------------------------------------------------------------------------------
     (
         "blitz: up to the top of the interval",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "        change = (interval.low + interval.high + 1) // 2 - count\n",
         "        change = interval.high - count\n",
     ),
     (
         "blitz: bounds of decode swapped",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "    low = max(_ceil(counts.blocks_used, table.decode_upper * blocks), kv_min)\n",
         "    low = max(_ceil(counts.blocks_used, table.decode_lower * blocks), kv_min)\n",
     ),
     (
         "blitz: queued tokens count half",
-        "autoscale/planner.py",
+        "autoscale/demand.py",
         "    low = max(_ceil(counts.queued_tokens, table.prefill_upper_s * prefill_rate), kv_min)\n",
         "    low = max(_ceil(counts.queued_tokens, 2 * table.prefill_upper_s * prefill_rate), kv_min)\n",
     ),
     (
         "hpa: floor instead of ceiling",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "    return math.ceil(load / target - 1e-9)",
         "    return math.floor(load / target - 1e-9)",
     ),
     (
         "hpa: tolerance of a half",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "_TOLERANCE: Final = 0.1",
         "_TOLERANCE: Final = 0.5",
     ),
     (
         "hpa: loading replicas are ordered twice",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "        ratio = load / (total * target)\n",
         "        ratio = load / (ready * target)\n",
     ),
     (
         "hpa: goes up by the highest recommendation",
-        "autoscale/planner.py",
+        "autoscale/hpa.py",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=True)",
     ),
@@ -279,19 +279,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- time to live, recovery, clients --------------------------------------------------------
     (
         "host copies never expire",
-        "autoscale/loads.py",
+        "autoscale/host_cache.py",
         "now_ns - self._touched_ns[machine] < self._ttl_ns",
         "now_ns - self._touched_ns[machine] < 1 << 62",
     ),
     (
         "host copies expire at once",
-        "autoscale/loads.py",
+        "autoscale/host_cache.py",
         "        if self._users[machine]:\n            return True\n",
         "",
     ),
     (
         "spares never expire",
-        "autoscale/plans.py",
+        "autoscale/draft.py",
         "self.snapshot.now_ns - view.shut_ns < ttl_ns",
         "self.snapshot.now_ns - view.shut_ns < 1 << 62",
     ),

@@ -11,37 +11,38 @@ Each plan is recorded with the numbers behind it (marks.csv, trace).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final
 
 import msgspec
 
-from emu.autoscale.loads import ActiveLoad, HostCache, Loader, LoadWorld, Weights
-from emu.autoscale.planner import Demand, Rates, make_planner
-from emu.autoscale.snapshot import (
+from emu.autoscale.demand import Demand, Rates
+from emu.autoscale.host_cache import HostCache
+from emu.autoscale.loader import ActiveLoad, Loader, LoadWorld, Weights
+from emu.autoscale.orders import (
     Action,
     Expire,
     Help,
     Load,
     MakeSpare,
     Mutate,
-    ReplicaView,
     Reuse,
     Revive,
     Role,
     Shut,
-    Sight,
-    Site,
-    Snapshot,
     Target,
     involved,
-    load_of,
-    with_load,
     words,
 )
+from emu.autoscale.planner import Planner, make_planner
+from emu.autoscale.ports import ScalerWorld
+from emu.autoscale.sight import Sight, load_of, with_load
+from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
+from emu.autoscale.under_way import LoadsUnderWay
+from emu.autoscale.views import ReplicaViews
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
-from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor, Kernel
-from emu.network.carrier import Carrier
+from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
@@ -78,12 +79,6 @@ _LOADING_STATE: Final = {
     "new_prefill": S.NEW_PREFILL,
     "colocated": S.LOADING_COLOCATED,
 }
-_MARKERS: Final = {
-    "nvlink": Marker.NVL_CASTING,
-    "p2p": Marker.RDMA_LOADING,
-    "chain": Marker.RDMA_CASTING,
-    "tanz": Marker.TANZ_CASTING,
-}
 AVOIDED_DEADLINES: Final = 10
 """A pair whose load was given up is left out of plans for so many load deadlines."""
 _LOCAL: Final = ("host", "remote", "disk", "delay")
@@ -94,61 +89,39 @@ _READY: Final = {
 }
 
 
-class ScalerWorld(Protocol):
-    """The cluster, as the control loop sees it."""
+def _check_faithful(table: AutoscaleTable) -> None:
+    for oddity in table.faithful:
+        if oddity not in FAITHFUL:
+            problem = f"unknown name {oddity!r}; there are {', '.join(FAITHFUL)}"
+            raise InputError("config", None, "autoscale.faithful", problem)
 
-    kernel: Kernel
-    scarce_decode: bool
 
-    @property
-    def tokens_in_migration(self) -> int:
-        """Prompt tokens whose KV waits for a migration or is under way."""
-        ...
+class _Idleness:
+    """Since when a model has had no request, and whether it may then be without any replica."""
 
-    @property
-    def replicas(self) -> Sequence[ReplicaHandle]:
-        """All of them, by id."""
-        ...
+    def __init__(self, table: AutoscaleTable) -> None:
+        least = min(table.min_prefill, table.min_decode)
+        if table.planner == "hpa":
+            least = table.min_replicas
+        self.may_empty = least == 0
+        """The model may be without any replica."""
+        self._idle_ns = s_to_ns(table.idle_s)
+        self._busy_ns = 0
+        """When a request was last in the system, as far as looks can tell."""
+        self._was_busy = False
+        """One was there at the last look."""
 
-    @property
-    def members(self) -> Sequence[ReplicaHandle]:
-        """Those of the model that this loop scales, ascending id."""
-        ...
-
-    @property
-    def is_only(self) -> bool:
-        """The cluster serves no other model."""
-        ...
-
-    @property
-    def placements(self) -> int:
-        """Changes whenever GPUs that models share are taken or given back."""
-        ...
-
-    def is_placeable(self, replica: ReplicaHandle) -> bool:
-        """No replica of another model is on its GPUs."""
-        ...
-
-    def wants_room(self, replicas: int) -> None:
-        """So many replicas find no GPUs; 0 = none lacks any."""
-        ...
+    def look(self, outstanding: int, now_ns: int) -> bool:
+        """So many requests are in the system now; whether its replicas may all go."""
+        if outstanding or self._was_busy:
+            self._busy_ns = now_ns
+        self._was_busy = outstanding > 0
+        return self.may_empty and not outstanding and now_ns - self._busy_ns >= self._idle_ns
 
     @property
-    def network(self) -> Carrier:
-        """The links."""
-        ...
-
-    def waiting(self) -> tuple[int, int, int]:
-        """(requests, prompt tokens) that no replica has begun, and requests in the system."""
-        ...
-
-    def note(self, kind: str, target: str, text: str) -> None:
-        """Write a line into the run's timeline."""
-        ...
-
-    def give_up(self, replica: ReplicaHandle) -> None:
-        """A live load has failed: KV that waits there, and batches handed over, are lost."""
-        ...
+    def ends_ns(self) -> int:
+        """When it has been idle for long enough."""
+        return self._busy_ns + self._idle_ns
 
 
 OnLook = Callable[[str, Snapshot, Demand, Sequence[Action]], None]
@@ -171,22 +144,17 @@ class Scaler(Actor):
         cache: HostCache,
         name: str = "planner",
         load_deadline_ns: int = 0,
-        own: Callable[..., Any] = make_plugin,
+        own: Callable[..., Planner] = make_plugin,
     ) -> None:
         """Loads that take longer than `load_deadline_ns` are given up (0 = never); `own` makes a
         planner of a user's own."""
-        for oddity in table.faithful:
-            if oddity not in FAITHFUL:
-                problem = f"unknown name {oddity!r}; there are {', '.join(FAITHFUL)}"
-                raise InputError("config", None, "autoscale.faithful", problem)
+        _check_faithful(table)
         Actor.__init__(self, world.kernel, name, PRIORITY_PLANNER)
         self.table = table
-        self.scale_ups = 0
+        self.scale_ups = self.loads_given_up = 0
         self.loads: dict[str, int] = {}
         """Replicas whose weights have arrived, by method."""
-        self.loads_given_up = 0
-        self.rdma: dict[int, Marker] = {}
-        self.nvl: dict[int, Marker] = {}
+        self.under_way = LoadsUnderWay()
         self.cache = cache
         self.stale: list[Callable[[int], bool]] = []
         """Faults: whether the copy in a machine's memory turns out not to be there."""
@@ -195,28 +163,19 @@ class Scaler(Actor):
         self._deadline_ns = load_deadline_ns
         self._avoided: dict[tuple[int, int], int] = {}
         """Between which replicas loads did not end in time, and until when plans leave it out."""
-        self._sending: list[tuple[ActiveLoad, tuple[int, ...]]] = []
-        self._awaited: list[tuple[ActiveLoad, list[int]]] = []
-        """Loads that a blocking planner waits for, with the targets that are not through."""
-        self.loader = Loader(
-            LoadWorld(
-                world.kernel, world.network, topology, weights, self._on_segments, self._on_loaded
-            ),
-            load_delay_ms=table.load_delay_ms,
-        )
+        told = (self._on_segments, self._on_loaded)
+        loads = LoadWorld(world.kernel, world.network, topology, weights, *told)
+        self.loader = Loader(loads, load_delay_ms=table.load_delay_ms)
         for replica in world.members:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)
-        self.rates = rates
-        self._own = own
-        self.planner = make_planner(table, rates, own)
+        self._make_planner = partial(make_planner, table, rates, own)
+        self.planner = self._make_planner()
         self._wake_at_ns = 0
         """When it looks again without a change; -1 = not."""
-        self._is_due = False
-        """It looks when the timer comes."""
-        self._has_started = False
-        self.ticks = 0
-        self.scale_downs = 0
+        self._is_due = self._has_started = False
+        """It looks when the timer comes; it has had one."""
+        self.ticks = self.scale_downs = 0
         self.last_demand = Demand()
         self.looked_ns = 0
         """When the planner was asked last, and what it wanted."""
@@ -224,45 +183,23 @@ class Scaler(Actor):
         self._tick_ns = ms_to_ns(table.tick_ms)
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
         self._down_until_ns = 0
-        self._idle_ns = s_to_ns(table.idle_s)
-        minimum = min(table.min_prefill, table.min_decode)
-        if table.planner == "hpa":
-            minimum = table.min_replicas
-        self._may_empty = minimum == 0
-        """The model may be without any replica."""
-        self._inactive = [
-            ReplicaView(
-                replica.replica_id,
-                S.INACTIVE,
-                replica.machine,
-                blocks_total=replica.view().blocks_total,
-            )
-            for replica in world.members
-        ]
-        self._places = {view.replica_id: place for place, view in enumerate(self._inactive)}
-        """Position of a replica among those of the model."""
-        self._placements = -1
-        """Of the shared GPUs, when `_views` was made."""
-        self._busy_ns = 0
-        """When a request was last in the system, as far as looks can tell."""
-        self._was_busy = False
-        """One was there at the last look."""
+        self._idleness = _Idleness(table)
         self._yielded: set[int] = set()
         """Replicas that shut for another model: they are not to come back."""
         self._shut_ns: dict[int, int] = {}
         self._last_role: dict[int, str] = {}
         self._acted = False
-        self._views: list[ReplicaView] = []
-        self._present: list[ReplicaHandle] = []
-        self._has_moved = True
-        """Some replica has changed its state since `_present` was made."""
+        self._views = ReplicaViews(world, self._view, self.is_marked)
         self._on_look: OnLook | None = None
+
+    def is_marked(self, replica_id: int) -> bool:
+        """Weights go to the replica or come from it."""
+        return self.under_way.is_marked(replica_id)
 
     def tell_looks(self, on_look: OnLook) -> None:
         """Tell of every look: what was seen and wanted, and what is done about it."""
         self._on_look = on_look
 
-    # --- the loop ---------------------------------------------------------------------------------
     def look(self) -> None:
         """Something that the planner reads has changed."""
         if self.is_active and not self._is_due:
@@ -270,7 +207,7 @@ class Scaler(Actor):
 
     def request_ended(self) -> None:
         """It may have been the last one: from now on the model is idle."""
-        if self._may_empty:
+        if self._idleness.may_empty:
             self.look()
 
     def tick(self) -> int:
@@ -303,7 +240,7 @@ class Scaler(Actor):
         if not self._world.is_only:
             snapshot = self._with_room(snapshot, demand)
         self.last_demand, self.looked_ns = demand, now.now_ns
-        from emu.autoscale.plans import detour  # a run without a planner needs no plans
+        from emu.autoscale.detours import detour
 
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if self._on_look is not None:
@@ -330,16 +267,16 @@ class Scaler(Actor):
         wanted = sum(max(0, n) for n in (demand.prefill, demand.decode, demand.colocated))
         at_hand = sum(v.state is S.INACTIVE or v.state in returning for v in snapshot.replicas)
         world.wants_room(max(0, wanted - at_hand))
-        if world.placements == self._placements:
+        if world.placements == self._views.placements:
             return snapshot
         load = load_of(snapshot)
-        return with_load(msgspec.structs.replace(snapshot, replicas=self._all_views()), load)
+        return with_load(msgspec.structs.replace(snapshot, replicas=self._views.all()), load)
 
     def _wake_ns(self, snapshot: Snapshot) -> int:
         """The planner's own wish, the end of a spare's time, or metrics that arrive."""
         wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
-        if self._may_empty and not snapshot.outstanding:
-            wakes.append(self._busy_ns + self._idle_ns)
+        if self._idleness.may_empty and not snapshot.outstanding:
+            wakes.append(self._idleness.ends_ns)
         if self._shut_ns:
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
             wakes += [
@@ -352,31 +289,28 @@ class Scaler(Actor):
 
     def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
         if self.table.planner == "hpa" or demand.colocated:
-            from emu.autoscale.plans import colocated_plan
+            from emu.autoscale.local_plans import colocated_plan
 
             return colocated_plan(snapshot, demand, self.table)
         if self.table.executor == "serverless":
-            from emu.autoscale.plans import serverless_plan
+            from emu.autoscale.local_plans import serverless_plan
 
             return serverless_plan(snapshot, demand, self.table)
         if not (demand.prefill or demand.decode or self._shut_ns):
             return []  # as the plan would say, after a look at every replica
-        from emu.autoscale.plans import blitz_plan
+        from emu.autoscale.blitz_plan import blitz_plan
 
         return blitz_plan(snapshot, demand, self.table, self._sites)
 
-    # --- looking ----------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
         """The cluster as it is."""
         world = self._world
         now_ns = world.kernel.now_ns
         requests, tokens, outstanding = world.waiting()
-        if outstanding or self._was_busy:
-            self._busy_ns = now_ns
-        self._was_busy = outstanding > 0
+        may_empty = self._idleness.look(outstanding, now_ns)
         return Snapshot(
             now_ns=now_ns,
-            replicas=self._all_views(),
+            replicas=self._views.all(),
             block_tokens=self._block_tokens,
             waiting_tokens=tokens,
             waiting_requests=requests,
@@ -385,35 +319,9 @@ class Scaler(Actor):
             scarce_decode=world.scarce_decode,
             cached_machines=self.cache.cached_machines(now_ns),
             avoided=self.avoided() if self._avoided else (),
-            is_busy=bool(self._awaited),
-            may_empty=self._may_empty
-            and not outstanding
-            and now_ns - self._busy_ns >= self._idle_ns,
+            is_busy=self.under_way.is_awaited,
+            may_empty=may_empty,
         )
-
-    def _all_views(self) -> tuple[ReplicaView, ...]:
-        """Inactive replicas, most of them most of the time, are looked at when they change."""
-        world = self._world
-        if self._has_moved or self._placements != world.placements:
-            self._has_moved = False
-            self._placements = world.placements
-            self._views = list(self._inactive)
-            if not world.is_only:
-                for place, replica in enumerate(world.members):
-                    if not world.is_placeable(replica):
-                        view = self._views[place]
-                        self._views[place] = msgspec.structs.replace(view, state=S.FAILED)
-            self._present = [
-                replica
-                for replica in world.members
-                if replica.state is not S.INACTIVE
-                or replica.replica_id in self.rdma
-                or replica.replica_id in self.nvl
-            ]
-        views = self._views
-        for replica in self._present:
-            views[self._places[replica.replica_id]] = self._view(replica)
-        return tuple(views)
 
     def _view(self, replica: ReplicaHandle) -> ReplicaView:
         replica_id, state = replica.replica_id, replica.state
@@ -434,14 +342,13 @@ class Scaler(Actor):
             replica.model_loaded,
             holder == replica.name,
             replica.lock.is_free,
-            self.rdma.get(replica_id, _NO_MARKER),
-            self.nvl.get(replica_id, _NO_MARKER),
+            self.under_way.rdma.get(replica_id, _NO_MARKER),
+            self.under_way.nvl.get(replica_id, _NO_MARKER),
             self._shut_ns.get(replica_id, -1),
             self._last_role.get(replica_id, ""),
             view.unfinished_migrations,
         )
 
-    # --- acting -----------------------------------------------------------------------------------
     def _perform(self, action: Action) -> None:
         self._acted = True
         for replica_id in involved(action):
@@ -496,17 +403,18 @@ class Scaler(Actor):
         self._last_role[replica.replica_id] = role
         self.scale_downs += 1
 
-    # --- GPUs that models share -------------------------------------------------------------------
     def shut_since_ns(self, replica: ReplicaHandle) -> int:
         """When it began to shut."""
         return self._shut_ns.get(replica.replica_id, 0)
 
     def may_drop(self, replica: ReplicaHandle) -> bool:
         """It is a spare that nothing holds: its GPUs may be given away at once."""
-        replica_id = replica.replica_id
-        is_marked = replica_id in self.rdma or replica_id in self.nvl
         is_closed = replica.lock.holder == replica.name
-        return replica.state is S.SHUTTING_NULL and is_closed and not is_marked
+        return (
+            replica.state is S.SHUTTING_NULL
+            and is_closed
+            and not self.is_marked(replica.replica_id)
+        )
 
     def drop(self, replica: ReplicaHandle, cause: str) -> None:
         """A spare loses its weights, for another model."""
@@ -547,8 +455,6 @@ class Scaler(Actor):
         replica.actor.tell(Commanded(to=to, writer="planner", cause=cause))
         return True
 
-    # --- faults -----------------------------------------------------------------------------------
-
     def lose_cache(self, machine: int) -> None:
         """The machine's memory has lost the weights; loads from there begin again from disk."""
         self.cache.lose(machine, self._world.kernel.now_ns)
@@ -564,29 +470,26 @@ class Scaler(Actor):
         on without it) and which replicas are closing (their time begins anew).
         """
         kernel = self._world.kernel
-        self.planner = make_planner(self.table, self.rates, self._own)
+        self.planner = self._make_planner()
         self._down_until_ns = max(self._down_until_ns, until_ns)
         shutting = (S.SHUTTING_NULL, *_REVIVE)
         self._shut_ns = {
             r.replica_id: kernel.now_ns for r in self._world.members if r.state in shutting
         }
         self._last_role, self._avoided = {}, {}
-        self._has_moved = True
-        self.rdma.clear()
-        self.nvl.clear()
-        self._sending, self._awaited = [], []
+        self._views.note_move()
+        self.under_way = LoadsUnderWay()
         for active in self.loader.active:
-            self._take_up(active)
+            self.under_way.take_up(active)
         kernel.call_at(until_ns, PRIORITY_PLANNER, self.look)
 
-    # --- told by the cluster -------------------------------------------------------------------
     def on_moved(self, replica: ReplicaHandle, before: ReplicaState, writer: Writer) -> None:
         """A replica changed its state."""
-        self._has_moved = True
+        self._views.note_move()
         after = replica.state
         replica_id = replica.replica_id
         if before is S.NEW_PREFILL:
-            self._unmark(replica_id)
+            self.under_way.arrived(replica_id)
         if after in (S.INACTIVE, S.FAILED):
             self._yielded.discard(replica_id)
             self._shut_ns.pop(replica_id, None)
@@ -598,10 +501,9 @@ class Scaler(Actor):
                 involved = (*active.load.sources, *[t.replica for t in active.load.targets])
                 if replica_id in involved:
                     self._abort(active, f"replica {replica_id} crashed")
-            self._unmark(replica_id)
+            self.under_way.arrived(replica_id)
         self.look()
 
-    # --- loads that have been ordered -------------------------------------------------------------
     @property
     def is_active(self) -> bool:
         """Something may ever be scaled (else only manual commands load weights)."""
@@ -635,10 +537,6 @@ class Scaler(Actor):
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
         self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))
 
-    def sending(self) -> list[int]:
-        """Replicas from which weights are being copied."""
-        return [source for _, sources in self._sending for source in sources]
-
     def _load(self, load: Load, writer: Writer = "planner") -> None:
         world = self._world
         taken = [
@@ -658,12 +556,10 @@ class Scaler(Actor):
             cause = f"weights come by {load.method}"
             replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
             self.scale_ups += writer == "planner"  # a replica that comes back is no order of it
-        self._mark(load)
+        self.under_way.mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
         active = self.loader.start(load, after_ns=cold_ns)
-        self._sending.append((active, load.sources))
-        if load.method == "tanz" or (load.method == "chain" and load.is_live):
-            self._awaited.append((active, [target.replica for target in load.targets]))
+        self.under_way.follow(active)
         if self._deadline_ns:
             world.kernel.call_at(
                 world.kernel.now_ns + self._deadline_ns,
@@ -685,33 +581,6 @@ class Scaler(Actor):
         now_ns = self._world.kernel.now_ns
         return tuple(pair for pair, until_ns in self._avoided.items() if until_ns > now_ns)
 
-    def _mark(self, load: Load) -> None:
-        marker = _MARKERS.get(load.method)
-        if marker is None:
-            return
-        is_nvlink = load.method == "nvlink"
-        books = self.nvl if is_nvlink else self.rdma
-        for source in load.sources:
-            assert source not in books, f"replica {source} sends twice"
-            books[source] = Marker.NVLINK_SENDING if is_nvlink else Marker.RDMA_SENDING
-        for target in load.targets:
-            assert target.replica not in self.rdma, f"replica {target.replica} loads twice"
-            assert target.replica not in self.nvl, f"replica {target.replica} loads twice"
-            books[target.replica] = marker
-            if load.method == "tanz":
-                self.nvl[target.replica] = marker
-
-    def _take_up(self, active: ActiveLoad) -> None:
-        """Books of a load that is under way."""
-        load = active.load
-        self._mark(load)
-        for target in load.targets:
-            if target.replica not in active.open_targets:
-                self._unmark(target.replica)
-        self._sending.append((active, load.sources))
-        if load.method == "tanz" or (load.method == "chain" and load.is_live):
-            self._awaited.append((active, list(active.open_targets)))
-
     def _on_segments(self, replica_id: int, segments: int) -> None:
         replica = self._world.replicas[replica_id]
         if self.table.note_layers:
@@ -732,32 +601,15 @@ class Scaler(Actor):
         took_s = (now_ns - active.started_ns) / 1e9
         world.note("loaded", f"replica {replica.replica_id}", f"{method} in {took_s:.3f} s")
         if not active.open_targets:
-            self._end_of_sending(active)
+            self.under_way.sent(active)
         if state is S.NEW_PREFILL:
             replica.actor.tell(WeightsArrived(to=None))
             return
-        self._unmark(replica.replica_id)
+        self.under_way.arrived(replica.replica_id)
         to = _READY[target.role]
         if target.role == "decode" and self.table.executor == "serverless":
             to = S.MUTATING_TO_DECODE
         replica.actor.tell(WeightsArrived(to=to))
-
-    def _end_of_sending(self, active: ActiveLoad) -> None:
-        for entry in list(self._sending):
-            if entry[0] is active:
-                self._sending.remove(entry)
-                books = self.nvl if active.load.method == "nvlink" else self.rdma
-                for source in entry[1]:
-                    books.pop(source, None)
-
-    def _unmark(self, replica_id: int) -> None:
-        self.rdma.pop(replica_id, None)
-        self.nvl.pop(replica_id, None)
-        for entry in list(self._awaited):
-            if replica_id in entry[1]:
-                entry[1].remove(replica_id)
-            if not entry[1]:
-                self._awaited.remove(entry)
 
     def _abort(self, active: ActiveLoad, cause: str) -> None:
         """Give a load up: its targets are inactive again, what they held goes elsewhere."""
@@ -766,10 +618,10 @@ class Scaler(Actor):
         open_targets = list(active.open_targets)
         self.loads_given_up += 1
         self.loader.cancel(active)
-        self._end_of_sending(active)
+        self.under_way.sent(active)
         for replica_id in open_targets:
             replica = self._world.replicas[replica_id]
-            self._unmark(replica_id)
+            self.under_way.arrived(replica_id)
             if replica.state in LOADING or replica.state is S.NEW_PREFILL:
                 is_live = replica.state is S.NEW_PREFILL
                 why = f"load given up: {cause}"

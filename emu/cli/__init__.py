@@ -8,61 +8,18 @@ command itself.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from emu.cli.parser import Command, Parser, UsageError, arguments, parser_of, specs, summary_of
+from emu.cli.commands import COMMANDS, GROUPS, HEADINGS
+from emu.cli.parser import Command, Parser, UsageError, parse, parser_of
 from emu.config.names import did_you_mean
 from emu.process.exits import fail, guarded
 
-_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "start": ("init", "completion", "schema", "models", "gpus"),
-        "runs": (
-            *("run", "validate", "report", "compare", "sweep"),
-            *(
-                "plot",
-                "rerun",
-                "story",
-                "bundle",
-                "log",
-                "plan",
-                "chaos",
-                "resilience",
-                "experiment",
-            ),
-        ),
-        "live": (
-            *("serve", "observe", "learn", "calibrate"),
-            *("import-cluster", "reproduce", "trace", "profile", "fidelity"),
-            *("collective", "parity"),
-        ),
-        "workload": ("workload", "whatif", "export"),
-    }
-)
-"""Module -> its commands, each a function of the same name."""
-
-_HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "Start": ("init", "validate", "run", "models", "gpus", "workload"),
-        "Look at runs": ("report", "compare", "story", "export"),
-        "Many runs": ("plan", "whatif", "sweep", "experiment"),
-        "Publish": ("plot", "rerun", "bundle", "log"),
-        "Faults": ("resilience", "chaos"),
-        "Live": ("serve", "observe"),
-        "Measurements and other systems": (
-            *("learn", "fidelity", "reproduce", "profile", "import-cluster"),
-        ),
-        "ASTRA-Sim": ("collective", "parity"),
-        "Tools": ("trace", "schema", "completion"),
-    }
-)
-_MODULES: Final = {name: module for module, names in _FAMILIES.items() for name in names}
-COMMANDS: Final = frozenset(_MODULES)
+FIRST_WORDS: Final = frozenset(name.partition(" ")[0] for name in COMMANDS)
+"""What a line can begin with, beside the name of a file."""
 _EXAMPLES: Final = """\
 examples:
   emu init                              a cluster file to start from
@@ -102,64 +59,37 @@ def call(tokens: Sequence[str]) -> object:
 
         print(version_line(__version__))
         return 0
-    if words[0] not in COMMANDS and not words[0].startswith("-") and not _names_a_file(words[0]):
-        hint = did_you_mean(words[0], COMMANDS)
+    if words[0] not in FIRST_WORDS and not words[0].startswith("-") and not _names_a_file(words[0]):
+        hint = did_you_mean(words[0], FIRST_WORDS)
         return fail(f"{words[0]}: neither a command nor a file{hint}", 2)
-    name = words.pop(0) if words[0] in COMMANDS else "run"  # `emu CONFIG` is `emu run CONFIG`
+    name = words.pop(0) if words[0] in FIRST_WORDS else "run"  # `emu CONFIG` is `emu run CONFIG`
     if name == "run" and not words:
         return _explain_run()
     try:
-        command = command_of(name)
-        while isinstance(command, Mapping):  # a group of commands
-            command, name, words = _within(command, name, words)
-        parser = parser_of(name, command)
-        given = arguments(parser, words)
+        if name in GROUPS:
+            name, words = _within(name, words)
+        command = COMMANDS[name]
+        options = parse(name, command, words)
     except UsageError as error:
         return fail(str(error), 2)
     except SystemExit as done:  # argparse has printed the help that was asked for
         return done.code
-    positional = []
-    for spec in specs(command):
-        if spec.is_many and given[spec.name] is None:
-            given[spec.name] = ()
-        if spec.is_positional:
-            positional.append(given.pop(spec.name))
-    return command(*positional, **given)
+    return command.answer(options)
 
 
 def is_run(tokens: Sequence[str]) -> bool:
     """True if the line asks for one run."""
     if not tokens or tokens[0].startswith("-"):
         return False
-    return tokens[0] == "run" or (tokens[0] not in COMMANDS and _names_a_file(tokens[0]))
-
-
-def command_of(name: str) -> Command | Mapping[str, Command]:
-    """The function of a command, or the functions of a group of commands."""
-    module = importlib.import_module(f"emu.cli.{_MODULES[name]}")
-    found: Command | Mapping[str, Command] = (
-        module.COMMANDS if name == "workload" else getattr(module, name.replace("-", "_"))
-    )
-    return found
-
-
-def every_command() -> dict[str, Command]:
-    """All commands by their full names, those of groups included (`workload convert`)."""
-    found: dict[str, Command] = {}
-    for name in (name for group in groups().values() for name in group):
-        command = command_of(name)
-        if isinstance(command, Mapping):
-            found |= {f"{name} {inner}": function for inner, function in command.items()}
-        else:
-            found[name] = command
-    return found
+    return tokens[0] == "run" or (tokens[0] not in FIRST_WORDS and _names_a_file(tokens[0]))
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Heading -> commands below it; what has no heading stands at the end."""
-    placed = {name for names in _HEADINGS.values() for name in names}
-    rest = tuple(name for name in _MODULES if name not in placed)
-    return {**_HEADINGS, **({"More": rest} if rest else {})}
+    """Heading -> first words of the commands below it."""
+    return {
+        heading: tuple(dict.fromkeys(name.partition(" ")[0] for name in commands))
+        for heading, commands in HEADINGS.items()
+    }
 
 
 def root_parser() -> Parser:
@@ -168,16 +98,16 @@ def root_parser() -> Parser:
     root.add_argument("-h", "--help", action="help", help="Every command.")
     root.add_argument("--version", action="store_true", help="Version, revision and build.")
     level = root.add_subparsers(parser_class=Parser)
-    groups: dict[str, Any] = {}
-    for path, command in every_command().items():
+    inner_levels = {
+        name: level.add_parser(name, help=summary, add_help=False).add_subparsers(
+            parser_class=Parser
+        )
+        for name, summary in GROUPS.items()
+    }
+    for path, command in COMMANDS.items():
         name, _, inner = path.partition(" ")
-        holder, word = level, name
-        if inner:
-            if name not in groups:
-                group = level.add_parser(name, help=_summary(name), add_help=False)
-                groups[name] = group.add_subparsers(parser_class=Parser)
-            holder, word = groups[name], inner
-        made = holder.add_parser(word, help=summary_of(command), add_help=False)
+        holder = inner_levels[name] if inner else level
+        made = holder.add_parser(inner or name, help=command.summary, add_help=False)
         parser_of(path, command, made)
     return root
 
@@ -199,24 +129,26 @@ def overview() -> str:
 
 
 def _summary(name: str) -> str:
-    command = command_of(name)
-    if isinstance(command, Mapping):
-        return f"{sys.modules[f'emu.cli.{_MODULES[name]}'].SUMMARY}."
-    return summary_of(command)
+    return GROUPS[name] if name in GROUPS else COMMANDS[name].summary
 
 
-def _within(
-    group: Mapping[str, Command], name: str, words: list[str]
-) -> tuple[Command, str, list[str]]:
-    """The command of a group that the first word means."""
+def _inner(group: str) -> Mapping[str, Command]:
+    """The commands of a group by their second words."""
+    split = {name: name.partition(" ") for name in COMMANDS}
+    return {words[2]: COMMANDS[name] for name, words in split.items() if words[0] == group}
+
+
+def _within(group: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command of a group that the first word means, and what follows."""
+    inner = _inner(group)
     if not words or words[0] in _HELP:
-        lines = [f"usage: emu {name} COMMAND [OPTIONS]", ""]
-        lines += [f"  {inner:<16}{summary_of(command)}" for inner, command in group.items()]
+        lines = [f"usage: emu {group} COMMAND [OPTIONS]", ""]
+        lines += [f"  {name:<16}{command.summary}" for name, command in inner.items()]
         print("\n".join(lines))
         raise SystemExit(0 if words else 2)
-    if words[0] not in group:
-        raise UsageError(f"emu {name}: unknown command {words[0]}{did_you_mean(words[0], group)}")
-    return group[words[0]], f"{name} {words[0]}", words[1:]
+    if words[0] not in inner:
+        raise UsageError(f"emu {group}: unknown command {words[0]}{did_you_mean(words[0], inner)}")
+    return f"{group} {words[0]}", list(words[1:])
 
 
 def _explain_run() -> int:

@@ -8,139 +8,25 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import inspect
-from rich import box
-from rich.table import Table
 
 from emu.apps.sweeps import sweepfile
-from emu.backends.aiconfigurator.database import covered_pairs
 from emu.catalogue import sizes
-from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
-from emu.cli import every_command, groups
+from emu.cli.commands import COMMANDS, HEADINGS
 from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import FAULT_KINDS
-from emu.config.names import did_you_mean
-from emu.errors import InputError
 from emu.features.page import features_markdown
 from emu.latency.coefficients import kernels_of
-from emu.process.exits import open_console
 from emu.replica.states import mermaid
 
-
-# --- the catalogue on the terminal ----------------------------------------------------------------
-def print_models(pattern: str = "", *, as_json: bool = False) -> None:
-    """Every model whose name contains `pattern`, with what follows from its architecture."""
-    names = _matching(list_models(), pattern, "models")
-    if as_json:
-        _print_json([_model_figures(name) for name in names])
-        return
-    table = _table("model", "params B", "active B", "layers", "GB", "KiB/token", "context")
-    for name in names:
-        figures = _model_figures(name)
-        table.add_row(
-            name,
-            f"{figures['parameters'] / 1e9:.2f}",
-            f"{figures['active_parameters'] / 1e9:.2f}",
-            str(figures["layers"]),
-            f"{figures['weight_bytes'] / 1e9:.1f}",
-            f"{figures['kv_bytes_per_token'] / 1024:g}",
-            str(figures["context_tokens"]),
-        )
-    console = open_console(100)
-    console.print(table)
-    console.print("GB: weights. KiB/token: KV cache of one token.")
-    pairs = covered_pairs()
-    covered = sorted({name for models in pairs.values() for name in models})
-    if covered:
-        console.print(f"latency.backend = aiconfigurator covers {len(covered)} models:")
-        for name in covered:
-            gpus = ", ".join(gpu for gpu, models in pairs.items() if name in models)
-            console.print(f"  {name}: {gpus}", soft_wrap=True)
-
-
-def _model_figures(name: str) -> dict[str, Any]:
-    model = lookup_model(name)
-    return {
-        "name": name,
-        "parameters": sizes.parameter_count(model),
-        "active_parameters": sizes.active_parameter_count(model),
-        "layers": model.layers,
-        "weight_bytes": sizes.weight_bytes_per_rank(model),
-        "kv_bytes_per_token": sizes.kv_bytes_per_token(
-            model, sizes.kv_dtype(model, "auto", "auto")
-        ),
-        "context_tokens": model.max_position,
-    }
-
-
-def _matching(names: Sequence[str], pattern: str, what: str) -> list[str]:
-    """Names that contain the pattern. Raises InputError if none does."""
-    found = [name for name in names if pattern.casefold() in name.casefold()]
-    if not found and what == "models" and split_name(pattern)[1]:
-        found = [lookup_model(pattern, what, pattern).name]  # with the weights that the name says
-    if not found:
-        problem = f"no name contains it{did_you_mean(pattern, names)}"
-        raise InputError(what, None, pattern, problem)
-    return found
-
-
-def _print_json(rows: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
-
-
-def _gpu_figures(name: str) -> dict[str, Any]:
-    gpu = lookup_gpu(name)
-    kernels = kernels_of(gpu)
-    figures: dict[str, Any] = msgspec.to_builtins(gpu)
-    return figures | {"uncertainty_percent": kernels.spread, "measured_on": kernels.measured}
-
-
-def print_gpus(pattern: str = "", *, as_json: bool = False) -> None:
-    """Every GPU whose name contains `pattern`, with its published figures."""
-    names = _matching(list_gpus(), pattern, "gpus")
-    if as_json:
-        _print_json([_gpu_figures(name) for name in names])
-        return
-    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W", "+-%")
-    for name in names:
-        gpu = lookup_gpu(name)
-        table.add_row(
-            name,
-            f"{gpu.memory_gib:g}",
-            f"{gpu.memory_gbytes_per_s:g}",
-            f"{gpu.tflops_fp16:g}",
-            f"{gpu.tflops_fp8:g}" if gpu.tflops_fp8 else "-",
-            f"{gpu.nvlink_gbps:g}" if gpu.nvlink_gbps else "-",
-            f"{gpu.pcie_gbps:g}",
-            f"{gpu.tdp_w:g}" if gpu.tdp_w else "-",
-            f"{kernels_of(gpu).spread:g}",
-        )
-    console = open_console(100)
-    console.print(table)
-    console.print("fp16, fp8: dense TFLOP/s. NVLink, PCIe: Gbit/s each way.")
-    console.print("+-%: uncertainty of a step's GPU time; 25 where no kernels were measured.")
-    for name, models in covered_pairs().items():
-        console.print(f"latency.backend = aiconfigurator covers {len(models)} models on {name}")
-
-
-def _table(name: str, *figures: str) -> Table:
-    """A table without inner rules: a name, then figures, none of them ever cut."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column(name, no_wrap=True)
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True)
-    return table
-
-
-# --- pages ----------------------------------------------------------------------------------------
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _CLI_INTRO: Final = """\
 # Command line
@@ -159,13 +45,11 @@ _KINDS = re.compile(r"(<!-- generated: kinds -->\n\n).*?(\n\n<!-- end of kinds -
 
 def cli_markdown() -> str:
     """Every command with its options."""
-    commands = every_command()
     parts = [_CLI_INTRO]
-    for heading, group in groups().items():
-        names = [path for path in commands if path.partition(" ")[0] in group]
-        links = ", ".join(f"[`{path}`](#emu-{path.replace(' ', '-')})" for path in names)
+    for heading, group in HEADINGS.items():
+        links = ", ".join(f"[`{path}`](#emu-{path.replace(' ', '-')})" for path in group)
         parts.append(f"- {heading}: {links}\n")
-    for path, command in commands.items():
+    for path, command in COMMANDS.items():
         parts.append(f"\n## emu {path}\n\n```\n{parser_of(path, command).format_help()}```\n")
     return "".join(parts)
 

@@ -1,4 +1,4 @@
-"""Commands to begin with: a first configuration from the examples in the package, completion."""
+"""Commands to begin with: a first configuration, completion, what the catalogue and a file know."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emu.cli.parser import Json, Parameter, Quiet
 from emu.errors import InputError
+from emu.options.declare import Argument, Option, Options
+from emu.options.shared import Json, Quiet
 
 
-def init(
-    file: Path = Path("cluster.toml"),
-    /,
-    *,
-    example: str = "cluster",
-    force: Annotated[bool, Parameter(negative=())] = False,
-    schema: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Quiet = False,
-) -> int:
-    """Write a commented cluster file to start from.
+class InitOptions(Quiet):
+    """A file to write, and what it shows."""
 
-    Parameters
-    ----------
-    file
-        File to write.
-    example
-        What it shows: cluster, colocated, disaggregated, autoscale, hpa, chaos or schedulers.
-    force
-        Replace a file that is there.
-    schema
-        Also write the JSON Schema beside it, for editors that check TOML files.
-    """
+    file: Annotated[Path, Argument("File to write.")] = Path("cluster.toml")
+    example: Annotated[
+        str,
+        Option(
+            "What it shows: cluster, colocated, disaggregated, autoscale, hpa, chaos or schedulers."
+        ),
+    ] = "cluster"
+    force: Annotated[bool, Option("Replace a file that is there.")] = False
+    schema: Annotated[
+        bool,
+        Option("Also write the JSON Schema beside it, for editors that check TOML files."),
+    ] = False
+    quiet: Annotated[bool, Option("Print nothing.", "--quiet", "-q")] = False
+
+
+def init(options: InitOptions) -> int:
+    """A commented cluster file."""
     from emu.config.names import SCHEMA_DIRECTIVE, example_text
 
-    text = example_text(example)
-    if file.exists() and not force:
+    file, text = options.file, example_text(options.example)
+    if file.exists() and not options.force:
         raise InputError(str(file), None, "", "is there already; another name, or --force")
     if not file.parent.is_dir():
         raise InputError(str(file), None, "", f"no such directory: {file.parent}")
     written = [file]
-    if schema:
+    if options.schema:
         from emu.config.docs import config_schema
 
         beside = file.with_name("cluster.schema.json")
@@ -48,78 +47,61 @@ def init(
         text = f"{SCHEMA_DIRECTIVE}./{beside.name}\n{text}"
         written.append(beside)
     file.write_text(text, encoding="utf-8")
-    if not quiet:
+    if not options.quiet:
         for path in written:
             print(f"{path} written")
         print(f"next: emu validate {file}; emu run {file}; emu --help")
     return 0
 
 
-def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash", /) -> int:
-    """Completion of commands and options for a shell, on stdout.
+class CompletionOptions(Options):
+    """A shell."""
 
-    Parameters
-    ----------
-    shell
-        Which shell.
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], Argument("Which shell.")] = "bash"
 
-    Examples
-    --------
-    emu completion bash > ~/.local/share/bash-completion/completions/emu
-    """
+
+def completion(options: CompletionOptions) -> int:
+    """Completion of commands and options."""
     import shtab
 
     from emu.cli import root_parser
 
-    print(shtab.complete(root_parser(), shell=shell))
+    print(shtab.complete(root_parser(), shell=options.shell))
     return 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Commands that say what there is: keys of a configuration, models, GPUs.
+class SchemaOptions(Options):
+    """A kind of file."""
+
+    kind: Annotated[Literal["cluster", "sweep"], Argument("Of which kind of file.")] = "cluster"
 
 
-def schema(kind: Literal["cluster", "sweep"] = "cluster", /) -> int:
-    """JSON Schema of a configuration or of a sweep file, for editors.
-
-    Parameters
-    ----------
-    kind
-        Of which kind of file.
-    """
+def schema(options: SchemaOptions) -> int:
+    """JSON Schema of a file."""
     from emu.cli.docs import schema_text
 
-    print(schema_text(kind), end="")
+    print(schema_text(options.kind), end="")
     return 0
 
 
-def models(pattern: str = "", /, *, json: Json = False) -> int:
-    """What the catalogue knows of models.
+class CatalogueOptions(Json):
+    """Names to look for."""
 
-    Parameters
-    ----------
-    pattern
-        Only names that contain this.
-    json
-        Figures as JSON.
-    """
-    from emu.cli.docs import print_models
+    pattern: Annotated[str, Argument("Only names that contain this.")] = ""
+    as_json: Annotated[bool, Option("Figures as JSON.", "--json")] = False
 
-    print_models(pattern, as_json=json)
+
+def models(options: CatalogueOptions) -> int:
+    """Models of the catalogue."""
+    from emu.cli.catalogue import print_models
+
+    print_models(options.pattern, as_json=options.as_json)
     return 0
 
 
-def gpus(pattern: str = "", /, *, json: Json = False) -> int:
-    """What the catalogue knows of GPUs.
+def gpus(options: CatalogueOptions) -> int:
+    """GPUs of the catalogue."""
+    from emu.cli.catalogue import print_gpus
 
-    Parameters
-    ----------
-    pattern
-        Only names that contain this.
-    json
-        Figures as JSON.
-    """
-    from emu.cli.docs import print_gpus
-
-    print_gpus(pattern, as_json=json)
+    print_gpus(options.pattern, as_json=options.as_json)
     return 0

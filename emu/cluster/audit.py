@@ -16,7 +16,8 @@ from emu.replica.prerequisites import READ, WRITE
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
-from emu.report.summary import ModelFacts, RunFacts
+from emu.report.model_figures import ModelFacts
+from emu.report.summary import RunFacts
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:

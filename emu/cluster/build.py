@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from emu.autoscale.loads import HostCache, HostMemory, Weights
-from emu.autoscale.planner import Rates
-from emu.autoscale.scaler import Scaler, ScalerWorld
-from emu.autoscale.snapshot import Action, Site, words
+from emu.autoscale.demand import Rates
+from emu.autoscale.host_cache import HostCache, HostMemory
+from emu.autoscale.loader import Weights
+from emu.autoscale.orders import Action, words
+from emu.autoscale.ports import ScalerWorld
+from emu.autoscale.scaler import Scaler
+from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends
 from emu.cluster.gateway import Dispatch
@@ -57,15 +60,17 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import GIB, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
-    from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.features.base import Column, Door
+    from emu.migration.destinations import OnTaken
     from emu.migration.live import LiveMigrator, LiveWorld
-    from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
+    from emu.migration.ports import MigrationWorld
+    from emu.migration.watcher import Watcher
     from emu.report.history import History
 
 
@@ -377,8 +382,9 @@ def build_watchers(
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
     if all(plan.role == "colocated" for plan in shared.plan.replicas):
         return {}
+    from emu.migration.destinations import Destinations
     from emu.migration.outbound import Kv
-    from emu.migration.watcher import Destinations, Watcher, name_of
+    from emu.migration.watcher import Watcher, name_of
 
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:

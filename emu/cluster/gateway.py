@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.natives import partial
 from emu.latency.front_end import Intake
 from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
@@ -25,7 +25,7 @@ from emu.request import Request, Status
 from emu.routing.policies import LoadOrder, Router, Signal, reads_of
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import ms_to_ns
-from emu.workload.items import Following
+from emu.workload.session import Following
 
 if TYPE_CHECKING:
     from emu.features.base import Door
@@ -117,7 +117,8 @@ class Dispatch:
         if len(candidates) == 1:
             candidates[0].actor.tell(Submitted(request))
         elif self._linear_load is not None:
-            self._least_loaded(candidates, *self._linear_load).actor.tell(Submitted(request))
+            waiting, running = self._linear_load
+            self._least_loaded(candidates, waiting, running).actor.tell(Submitted(request))
         else:
             signals = [self._signal(r) for r in candidates]
             candidates[self.router.choose(request, signals)].actor.tell(Submitted(request))
@@ -363,7 +364,7 @@ class Gateway(Actor):
             self.kernel.call_at(
                 request.arrival_ns + request.cancel_after_ns,
                 PRIORITY_WORLD,
-                lambda: None if request.status.is_terminal else self._cancel(request),
+                partial(self._leave, request),
             )
         if self._intake is None:
             self._pass(request)
@@ -372,6 +373,11 @@ class Gateway(Actor):
         ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
         self.taking.append(request)
         self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._take, request))
+
+    def _leave(self, request: Request) -> None:
+        """The client does not wait any longer."""
+        if not request.status.is_terminal:
+            self._cancel(request)
 
     def _take(self, request: Request) -> None:
         """The front end has done with a request."""

@@ -20,19 +20,19 @@ from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
 from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
-from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.history import History
 from emu.report.itl import GapLog
+from emu.report.model_figures import ModelLog
 from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
-from emu.report.summary import ModelLog
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 
 if TYPE_CHECKING:
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
-    from emu.report.history import TraceSink
+    from emu.report.trace_sink import TraceSink
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
@@ -78,7 +78,7 @@ class Recorder:
             self.history = History(directory / "events.jsonl")
         self.trace: TraceSink | None = None
         if table.trace:
-            from emu.report.history import TraceSink
+            from emu.report.trace_sink import TraceSink
 
             self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
         self.completed = 0

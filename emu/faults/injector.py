@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from emu.config.schema import FaultTable
 from emu.errors import InputError
+from emu.faults.link_faults import LinkFaults
 from emu.faults.recovery import Recovery
+from emu.faults.transfer_faults import TransferFaults
 from emu.kernel.clock import PRIORITY_WORLD
-from emu.network.carrier import Carrier
-from emu.network.fates import Fate
-from emu.network.topology import Topology
 from emu.replica.events import Asked
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.view import ReplicaHandle
@@ -35,203 +33,9 @@ if TYPE_CHECKING:
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
 
-# --------------------------------------------------------------------------------------------------
-# Links that are down, slow or partitioned.
-#
-# Owns what is in force on each link; several faults on one link multiply (a link that is down stays
-# down whatever else). The handler that began a fault also ends it.
-
-
-class LinkFaults:
-    """Factors, delays and cuts in force."""
-
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
-        self._rates = carrier.topology.link_rates
-        self._factors: dict[int, list[float]] = {}
-        self._delays: dict[int, list[int]] = {}
-        self._cuts: dict[tuple[int, int], int] = {}
-
-    def slow(self, links: Sequence[int], factor: float) -> None:
-        """From now on these links carry `factor` times their rate (0 = nothing)."""
-        for link in links:
-            self._factors.setdefault(link, []).append(factor)
-            self._apply(link)
-        self._carrier.links_changed(1 if factor == 0 else 0)
-
-    def heal(self, links: Sequence[int], factor: float) -> None:
-        """The end of a `slow` of the same factor."""
-        for link in links:
-            self._factors[link].remove(factor)
-            self._apply(link)
-        self._carrier.links_changed(-1 if factor == 0 else 0)
-
-    def delay(self, links: Sequence[int], delay_ns: int) -> None:
-        """Reports over these links come so much later; negative: the end of that."""
-        for link in links:
-            delays = self._delays.setdefault(link, [])
-            if delay_ns < 0:
-                delays.remove(-delay_ns)
-            else:
-                delays.append(delay_ns)
-            self._carrier.set_extra_latency(link, sum(delays))
-        self._carrier.links_changed()
-
-    def cut(self, pair: tuple[int, int], is_cut: bool) -> None:
-        """Partition or join an ordered pair of replicas."""
-        count = self._cuts.get(pair, 0) + (1 if is_cut else -1)
-        self._cuts[pair] = count
-        if count == int(is_cut):
-            self._carrier.set_partition(pair, is_cut)
-        self._carrier.links_changed(1 if is_cut else -1)
-
-    def _apply(self, link: int) -> None:
-        rate: float = self._rates[link]
-        for factor in self._factors[link]:
-            rate *= factor
-        whole = max(1, int(rate)) if rate else 0
-        self._carrier.set_rate(link, whole)
-
-
-def network_links(topology: Topology, gpus: Sequence[int]) -> list[int]:
-    """The links by which these GPUs reach others: NIC and NVLink, both directions."""
-    links: list[int] = []
-    for index in gpus:
-        gpu = topology.gpus[index]
-        links += [gpu.nic_out, gpu.nic_in, gpu.nvlink_out, gpu.nvlink_in]
-    return [link for link in links if link >= 0]
-
-
-# --------------------------------------------------------------------------------------------------
-# What befalls transfers while a fault says so: windows of time, drawn one by one.
-#
-# Owns the open windows and one random stream for each of them. The carrier asks at the start of
-# each transfer (`fate`), watchers when they have found a destination (`refuses`). With no window
-# open, neither is asked at all.
-
-if TYPE_CHECKING:  # most runs have no faults
-    from collections.abc import Callable
-
-    from emu.config.tables.faults import (
-        CompletionLate,
-        CompletionTwice,
-        DestinationRefuses,
-        HandshakeLost,
-        LoadStuck,
-        TransferBroken,
-        TransferHang,
-        TransferRefused,
-    )
-
-    PairFault: TypeAlias = (
-        TransferRefused
-        | TransferBroken
-        | TransferHang
-        | CompletionLate
-        | CompletionTwice
-        | HandshakeLost
-        | DestinationRefuses
-    )
-    WindowFault: TypeAlias = PairFault | LoadStuck
-
-_FATES: Final = {
-    "transfer_refused": "refused",
-    "handshake_lost": "silent",
-    "transfer_broken": "broken",
-    "transfer_hang": "hang",
-    "completion_late": "late",
-    "completion_twice": "twice",
-    "load_stuck": "stuck",
-}
-
-
-class Window(msgspec.Struct, eq=False):
-    """A fault in force."""
-
-    fault: WindowFault
-    rng: np.random.Generator
-
-    def draws(self) -> bool:
-        """Whether it strikes this time."""
-        probability = self.fault.probability
-        return probability >= 1.0 or float(self.rng.random()) < probability
-
-    def meets(self, pair: tuple[int, int] | None) -> bool:
-        """Whether the transfer is between the replicas that the fault names."""
-        source, destination = pair if pair is not None else (-1, -1)
-        from emu.config.tables.faults import LoadStuck
-
-        fault = self.fault
-        if isinstance(fault, LoadStuck):
-            return fault.replica in (None, destination)
-        return fault.source in (None, source) and fault.destination in (None, destination)
-
-
-class TransferFaults:
-    """All windows that are open."""
-
-    def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
-        self.windows: list[Window] = []
-        self._carrier = carrier
-        self._on_strike = on_strike
-
-    def open(self, fault: WindowFault, rng: np.random.Generator) -> Window:
-        """The fault is in force until `close`."""
-        window = Window(fault, rng)
-        self.windows.append(window)
-        self._carrier.ask_fate(self.fate)
-        return window
-
-    def close(self, window: Window) -> None:
-        """The fault is over."""
-        self.windows.remove(window)
-        if not self.windows:
-            self._carrier.ask_fate(None)
-
-    def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
-        """What is to befall a transfer of this kind between these replicas."""
-        from emu.config.tables.faults import CompletionLate, CompletionTwice, TransferBroken
-
-        for window in self.windows:
-            fault = window.fault
-            name = _FATES.get(fault.kind)
-            if name is None or (name == "stuck") != (kind == "weights"):
-                continue
-            if not window.meets(pair) or not window.draws():
-                continue
-            self._on_strike(fault, _name(kind, pair))
-            part, delay_ns, times = 0.0, 0, 1
-            if isinstance(fault, TransferBroken):
-                part = fault.part
-            elif isinstance(fault, CompletionLate | CompletionTwice):
-                delay_ns = ms_to_ns(fault.delay_ms)
-                times = fault.times if isinstance(fault, CompletionTwice) else 1
-            return Fate(name, part, delay_ns, times)  # type: ignore[arg-type]
-        return None
-
-    def refuses(self, source: int, destination: int) -> bool:
-        """Whether the destination turns a batch away."""
-        for window in self.windows:
-            if window.fault.kind != "destination_refuses":
-                continue
-            if window.meets((source, destination)) and window.draws():
-                self._on_strike(window.fault, f"{source} -> {destination}")
-                return True
-        return False
-
-
-def _name(kind: str, pair: tuple[int, int] | None) -> str:
-    if pair is None:
-        return kind
-    source, destination = pair
-    own = f"{kind} of replica {destination}"  # from its machine's own copy
-    return own if source < 0 else f"{kind} {source} -> {destination}"
-
-
-# --- Strikes --------------------------------------------------------------------------------------
-
 S = ReplicaState
-Handler = Callable[["Injector", Any, "np.random.Generator"], None]
+Fault = TypeVar("Fault", bound=FaultTable, covariant=True)
+Handler = Callable[["Strike[Any]"], None]
 """What a kind of fault does."""
 
 
@@ -249,6 +53,12 @@ def states_of(stage: str) -> Sequence[ReplicaState]:
     return found.get(stage) or [state for state in S if state.value == stage]
 
 
+def _number(fault: FaultTable, key: str) -> float | None:
+    """A number that some kinds of fault have."""
+    found: float | None = structs.asdict(fault).get(key)
+    return found
+
+
 class InForce(Struct):
     """A fault that lasts, and what ends it."""
 
@@ -260,7 +70,7 @@ class InForce(Struct):
     @property
     def until_s(self) -> float | None:
         """When it is over by itself; None: never."""
-        duration_s: float | None = getattr(self.fault, "duration_s", None)
+        duration_s = _number(self.fault, "duration_s")
         return self.since_ns / NS_PER_S + duration_s if duration_s else None
 
 
@@ -329,7 +139,7 @@ class Injector:
             "gpu": len(cluster.topology.gpus),
         }
         for key, count in limits.items():
-            value = getattr(fault, key, None)
+            value = _number(fault, key)
             if value is not None and value >= count:
                 problem = f"expected an index from 0 to {count - 1}, got {value}"
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
@@ -353,13 +163,12 @@ class Injector:
 
     def _strike(self, fault: FaultTable, number: int) -> None:
         del self._due[number]
-        self._handlers()[fault.kind](self, fault, self.rng(number))
+        self._handlers()[fault.kind](Strike(self, fault, self.rng(number)))
 
     def rng(self, number: int) -> np.random.Generator:
         """The random stream of a fault."""
         return rng_stream(self.cluster.config.seed, f"fault {number}")
 
-    # --- for the handlers ----------------------------------------------------------------------
     def later(self, delay_ns: int, call: object) -> None:
         """Run a call so much later."""
         assert callable(call)
@@ -370,7 +179,7 @@ class Injector:
         number = self._forced
         self._forced += 1
         self.in_force[number] = InForce(fault, target, self.kernel.now_ns, end)
-        duration_s: float | None = getattr(fault, "duration_s", None)
+        duration_s = _number(fault, "duration_s")
         if duration_s:
             self.later(s_to_ns(duration_s), partial(self._over, number))
 
@@ -409,13 +218,13 @@ class Injector:
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
         self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
-        replica = getattr(fault, "replica", None)
+        replica = _number(fault, "replica")
         self.cluster.recorder.fault(
             self.kernel.now_ns,
             fault.kind,
             target,
             fault.numbers,
-            -1 if replica is None else replica,
+            -1 if replica is None else int(replica),
         )
 
     def miss(self, fault: FaultTable, why: str) -> None:
@@ -452,7 +261,6 @@ class Injector:
         self.note(fault, replica.name)
         self.recovery.expire_drain(replica)
 
-    # --- told by the cluster ------------------------------------------------------------------
     def answered(self, number: int, value: int) -> None:
         """A replica has answered the question of that number."""
         self._waiting_answers.pop(number)(value)
@@ -469,4 +277,44 @@ class Injector:
             crash, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                self.later(0, partial(self._handlers()[crash.kind], self, crash, self.rng(0)))
+                self.later(
+                    0, partial(self._handlers()[crash.kind], Strike(self, crash, self.rng(0)))
+                )
+
+
+class Strike(Generic[Fault]):
+    """One strike of a fault: what the handler of its kind sees of the world, and may do."""
+
+    def __init__(self, injector: Injector, fault: Fault, rng: np.random.Generator) -> None:
+        self.injector = injector
+        self.fault = fault
+        self.rng = rng
+        self.cluster = injector.cluster
+        self.kernel = injector.kernel
+        self.recovery = injector.recovery
+        self.links = injector.links
+        self.transfers = injector.transfers
+
+    def note(self, target: str) -> None:
+        """The fault has struck this."""
+        self.injector.note(self.fault, target)
+
+    def miss(self, why: str) -> None:
+        """There was nothing to strike."""
+        self.injector.miss(self.fault, why)
+
+    def end(self, target: str) -> None:
+        """The fault is over."""
+        self.injector.end(self.fault, target)
+
+    def until(self, target: str, end: Callable[[], None]) -> None:
+        """In force from now on, until its duration is over (None = for good) or it is undone."""
+        self.injector.until(self.fault, target, end)
+
+    def later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        """Run a call so much later."""
+        self.injector.later(delay_ns, call)
+
+    def ask(self, answered: Callable[[int], None]) -> Asked:
+        """For an event that a replica answers: `answered` is called with the answer."""
+        return self.injector.ask(answered)

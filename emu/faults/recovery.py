@@ -23,7 +23,7 @@ from emu.request import Request, Status
 from emu.units import s_to_ns
 
 if TYPE_CHECKING:
-    from emu.autoscale.snapshot import Role
+    from emu.autoscale.orders import Role
     from emu.faults.ports import FaultWorld
 
 S = ReplicaState
@@ -82,7 +82,6 @@ class Recovery:
         if machine not in self.cacheless:
             self.cacheless.append(machine)
 
-    # --- losses -------------------------------------------------------------------------------
     def crash(self, replica: ReplicaHandle, cause: str, *, back_ns: int = -1) -> None:
         """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
         from emu.migration.messages import DestinationLost  # 46 classes, for runs with roles
@@ -160,7 +159,6 @@ class Recovery:
             request.start_again(is_retry=has_begun)
             gateway.route(request)
 
-    # --- return -------------------------------------------------------------------------------
     def _come_back(self, replica: ReplicaHandle, back_ns: int) -> None:
         if back_ns < 0:
             if not self.table.replace:
@@ -269,7 +267,6 @@ class Recovery:
             requests = requests + watcher.lose_source()
         self.lost(requests, "drain_expired")
 
-    # --- no replica left --------------------------------------------------------------------------
     def fail_unservable(self) -> bool:
         """Nothing is scheduled any more: fail what no replica can ever serve. True if any."""
         if not self.has_lost_capacity:

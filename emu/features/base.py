@@ -25,7 +25,7 @@ from msgspec.structs import asdict
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.config.features import Problem, keys_of
+from emu.config.features import Problem, Struct, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Table
 from emu.errors import InputError
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 """A configuration as plain tables."""
+Figures = Mapping[str, Any]
+"""A part of `summary.json`."""
 
 
 class Place(Protocol):
@@ -134,7 +136,7 @@ class Feature:
     """What it does, in a sentence."""
     guide: ClassVar[str] = ""
     """The page that explains it, below docs/."""
-    keys: ClassVar[tuple[tuple[type[Any], type[Table]], ...]] = ()
+    keys: ClassVar[tuple[tuple[Struct, type[Table]], ...]] = ()
     """Its configuration, see `ConfigPart`."""
     switch: ClassVar[str] = ""
     """What must be said for the other keys to mean anything; empty: each means something alone."""
@@ -145,11 +147,11 @@ class Feature:
     """What requests of a workload may ask for because of it (`Facts.asks`)."""
     files: ClassVar[tuple[str, ...]] = ()
     """Configurations, corpus and pages that mean nothing without it, from the root."""
-    example: ClassVar[Mapping[str, Any]] = {}
+    example: ClassVar[Mapping[str, object]] = {}
     """Tables that switch it on in a small cluster."""
     undrawn: ClassVar[Mapping[str, str]] = {}
     """Keys, dotted, that no random world has, and why."""
-    values: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    values: ClassVar[Mapping[str, Sequence[object]]] = {}
     """Keys of [scheduler] that random worlds vary, each with its values."""
 
     def problems(self, config: Config) -> Iterable[Problem]:
@@ -254,7 +256,7 @@ class Feature:
     section: ClassVar[str] = ""
     """Its key in `summary.json`."""
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """Its line in the table of a run: a title, and the figures in words. `number` writes one
         as the table does."""
         return ("", "")

@@ -74,7 +74,7 @@ class Eviction(Feature):
     undrawn: ClassVar[Mapping[str, str]] = {
         _KEY: "has a single word; any other is a class of the user's own"
     }
-    example: ClassVar[Mapping[str, Any]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
+    example: ClassVar[Mapping[str, object]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether a class is asked."""

@@ -13,14 +13,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, final
 
 import msgspec
 
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import Fraction, NonNegative, Table, doc
-from emu.features.base import Column, Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.base import (
+    Column,
+    Door,
+    Feature,
+    Figures,
+    OwnPolicy,
+    Place,
+    Served,
+    Tables,
+    parts_of,
+)
 from emu.features.modes import OTHER_BACKEND, OTHER_SCHEDULER, OUTSIDE, STAGES, Conflict
 from emu.latency.added import Pricer
 from emu.latency.base import BatchShape, Work
@@ -161,7 +171,7 @@ class Guided(Feature):
         ),
         Conflict("speculation", _KEY, "masks of drafts are not modeled"),
     )
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Mapping[str, object]] = {
         "scheduler": {"guided_share": 0.5, "guided_token_us": 40.0}
     }
 
@@ -203,7 +213,7 @@ class Guided(Feature):
             "mask_s": sum(book.spent_ns for book in books) / NS_PER_S,
         }
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """How many, and how long."""
         return "Masks", f"{figures['masks']:,} in {number(figures['mask_s'])} s"
 

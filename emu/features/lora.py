@@ -20,7 +20,7 @@ from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import Count, Count0, Table, doc
 from emu.errors import InputError
-from emu.features.base import Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
     CACHED_STATES,
     EXPERTS,
@@ -316,7 +316,7 @@ class Lora(Feature):
         Conflict(CACHED_STATES, _KEY, _MODEL),
         Conflict(EXPERTS, _KEY, _MODEL),
     )
-    example: ClassVar[Mapping[str, Any]] = {"scheduler": {"enable_lora": True}}
+    example: ClassVar[Mapping[str, object]] = {"scheduler": {"enable_lora": True}}
     values: ClassVar[Mapping[str, Sequence[Any]]] = {"max_lora_rank": (8, 64)}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
@@ -378,7 +378,7 @@ class Lora(Feature):
             "hits": sum(book.hits for book in books),
         }
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """Loads."""
         loads = f"{figures['cold_loads']:,} read, {figures['host_loads']:,} copied"
         return "Adapters", loads

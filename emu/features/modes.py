@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -40,7 +40,7 @@ class Mode(NamedTuple):
 
     title: str
     is_at: Callable[[Seat], bool]
-    example: Mapping[str, Any]
+    example: Mapping[str, object]
     """Tables that ask for it, beside those of a small cluster."""
 
 

@@ -8,7 +8,7 @@ them are free: keeping one refuses no request a block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
@@ -86,7 +86,7 @@ class Retention(PoolFeature):
         ),
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} keeps no blocks back; vllm does"),
     )
-    example: ClassVar[Mapping[str, Any]] = {"scheduler": {"retain_s": 1.0}}
+    example: ClassVar[Mapping[str, object]] = {"scheduler": {"retain_s": 1.0}}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether blocks are kept back."""

@@ -7,7 +7,7 @@ the first logits). The KV of a request that was preempted is gone, and computed 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, WorkloadTable
@@ -65,7 +65,7 @@ class SkipPrefill(PoolFeature):
         Conflict(OTHER_SCHEDULER, _KEY, 'needs scheduler.policy = "vllm"'),
         *all_tokens_only(_KEY),
     )
-    example: ClassVar[Mapping[str, Any]] = {"workload": {"skip_prefill": True}}
+    example: ClassVar[Mapping[str, object]] = {"workload": {"skip_prefill": True}}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:
         """Whether prompts come with their KV."""

@@ -20,7 +20,6 @@ puts those on the wall clock. Cancellation ends a run; it never models a fault.
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -31,6 +30,7 @@ from mypy_extensions import mypyc_attr
 
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.life import TURN, live
+from emu.kernel.natives import heappop, heappush
 from emu.plugins import guarded
 
 if TYPE_CHECKING:
@@ -235,8 +235,6 @@ class Actor:
         """Its step is under way, which looks at everything before it ends."""
         self.is_away = False
         """It waits for an answer from outside simulated time."""
-        self.next_ns = PARK
-        """What its last step has said: when the next is due, `PARK` or `AGAIN`."""
         self.turn: Awaitable[None] = TURN
         """What its life awaits between two steps."""
         self.life: Coroutine[Any, Any, None] | None = None
@@ -245,7 +243,7 @@ class Actor:
 
     def live(self) -> Coroutine[Any, Any, None]:
         """Its life, which never ends by itself."""
-        return live(self)
+        return live(self, self.kernel.ends)
 
     def tick(self) -> int:
         """Take one step: when the next is due, `PARK` or `AGAIN`."""
@@ -293,8 +291,8 @@ class Kernel:
     # fmt: off
     __slots__ = (
         "_actors", "_between", "_check", "_check_every", "_check_left", "_digest", "_error",
-        "_events_per_instant_max", "_from_outside", "_heap", "_instant_events", "_is_advancing",
-        "_is_over", "_is_running", "_is_stopping", "_limit_ns", "_locks", "_note_instant",
+        "_events_per_instant_max", "_from_outside", "_heap", "_instant_events", "_instants",
+        "_is_advancing", "_is_over", "_is_running", "_is_stopping", "_limit_ns", "_locks",
         "_notice_ns", "_ready", "_running", "_sample", "_sample_ns", "_sample_period_ns",
         "_sequence", "_trace", "_watch", "_watch_ns", "_watch_period_ns", "events", "last_resort",
         "now_ns", "priority_reached", "story",
@@ -308,7 +306,7 @@ class Kernel:
         self.events = 0
         self._digest = Digest()
         """Of time + priority of every timer popped: a cheap check of determinism."""
-        self._note_instant = self._digest.waiting.append
+        self._instants = self._digest.waiting
         self._heap: list[Entry] = []
         self._ready: deque[Actor | Call | Row] = deque()
         """Steps of this instant: of actors, plain functions, and rows of actors."""
@@ -442,7 +440,7 @@ class Kernel:
             at_ns = self.now_ns
         if priority < 0:
             priority = actor.priority
-        heapq.heappush(self._heap, (at_ns, priority, self._sequence, actor, None))
+        heappush(self._heap, (at_ns, priority, self._sequence, actor, None))
 
     def soon(self, call: Call) -> None:
         """Run a plain function at the end of the queue of this instant."""
@@ -462,7 +460,7 @@ class Kernel:
         self._sequence += 1
         if at_ns < self.now_ns:
             at_ns = self.now_ns
-        heapq.heappush(self._heap, (at_ns, priority, self._sequence, None, call))
+        heappush(self._heap, (at_ns, priority, self._sequence, None, call))
 
     def sample_every(self, period_ns: int, sample: Callable[[int], None]) -> None:
         """Call `sample(at_ns)` at each multiple of the period that the clock passes.
@@ -513,18 +511,19 @@ class Kernel:
         actor.due_ns = NEVER
         actor.is_stepping = True
         actor.resume(None)
+
+    def ends(self, actor: Actor, due_ns: int) -> None:
+        """Its step has ended, and the next is due then, or `PARK` or `AGAIN`."""
         actor.is_stepping = False
-        due_ns = actor.next_ns
         if due_ns >= 0:
             sequence = self._sequence = actor.armed = self._sequence + 1
             actor.due_ns = due_ns
-            heapq.heappush(self._heap, (due_ns, actor.priority, sequence, actor, None))
+            heappush(self._heap, (due_ns, actor.priority, sequence, actor, None))
         elif due_ns == AGAIN:
             self._make_ready(actor)
 
     def goes_out(self, actor: Actor) -> None:
-        """Its step is over, and it awaits something outside simulated time."""
-        actor.is_stepping = False
+        """Its step has ended, and it awaits something outside simulated time."""
         actor.is_away = True
 
     def comes_back(self, actor: Actor) -> None:
@@ -557,7 +556,7 @@ class Kernel:
         self._is_advancing = False
 
     def _move_on(self) -> None:
-        heap, ready, pop, note = self._heap, self._ready, heapq.heappop, self._note_instant
+        heap, ready, instants = self._heap, self._ready, self._instants
         for _ in range(_YIELD_EVERY):
             if self._running or self._is_over:
                 return
@@ -572,14 +571,14 @@ class Kernel:
                     continue
                 self.fail(self._deadlock())
                 return
-            due_ns, priority, number, actor, call = pop(heap)
+            due_ns, priority, number, actor, call = heappop(heap)
             if actor is not None and actor.armed != number:
                 continue
             if self.now_ns < due_ns <= self._notice_ns:  # as `_move_to`, without its call
                 self.now_ns = due_ns
                 self.priority_reached = priority
                 self._instant_events = 0
-                note(due_ns + priority + 1)
+                instants.append(due_ns + priority + 1)
             elif not self._move_to(due_ns, priority):
                 return
             self.events += 1
@@ -626,7 +625,7 @@ class Kernel:
                 return False
             if priority > self.priority_reached:
                 self.priority_reached = priority
-        self._note_instant(due_ns + priority + 1)
+        self._instants.append(due_ns + priority + 1)
         return True
 
     def _has_passed(self, is_quiet: bool) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from emu.kernel.clock import AGAIN, NEVER, Actor, Kernel
+from emu.kernel.clock import Actor, Kernel
 
 _NOT_OF_TASKS: Final = (KeyboardInterrupt, SystemExit)
 """Errors that asyncio takes past every task, out of the event loop."""
@@ -35,7 +35,7 @@ class _Turn:
     def __await__(self) -> Generator[Any, None, None]:
         call = asyncio.get_running_loop().create_future()
         self._actor.resume = call.set_result
-        self._kernel.waits(self._actor)
+        self._kernel.waits()
         return call.__await__()
 
 
@@ -76,14 +76,8 @@ class TaskKernel(Kernel):
         super().stop()
         self._go_on()
 
-    def waits(self, actor: Actor) -> None:
-        """The actor waits for its turn: its step is over, and others have theirs."""
-        if actor.is_stepping:
-            actor.is_stepping = False
-            if actor.next_ns >= 0:
-                self.arm(actor, actor.next_ns)
-            elif actor.next_ns == AGAIN:
-                self._make_ready(actor)
+    def waits(self) -> None:
+        """An actor waits for its turn, and others have theirs."""
         self._running -= 1
         self._go_on()
 
@@ -114,12 +108,8 @@ class TaskKernel(Kernel):
             self.fail(error)
 
     def _step(self, actor: Actor) -> None:
-        actor.is_ready = False
-        actor.armed = 0
-        actor.due_ns = NEVER
-        actor.is_stepping = True
         self._running += 1
-        actor.resume(None)
+        super()._step(actor)
 
     def _make_ready(self, actor: Actor) -> None:
         super()._make_ready(actor)

@@ -14,7 +14,6 @@ from emu.kernel.tasks import TaskKernel
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
 """Wall time after which timers that are due let the event loop look at its sockets."""
-_TIMERS_PER_LOOK: Final = 16
 
 
 class WallKernel(TaskKernel):
@@ -72,9 +71,19 @@ class WallKernel(TaskKernel):
 
     @property
     def behind_ns(self) -> int:
-        """How far the emulation is behind the wall clock: the age of the oldest timer due."""
+        """How far the emulation is behind the wall clock: the age of what happens, or is due."""
+        if self._running or self._ready:
+            return max(0, self.wall_ns() - self.now_ns)
         heap = self._heap
         return max(0, self.wall_ns() - heap[0][0]) if heap else 0
+
+    @property
+    def soonest_ns(self) -> int:
+        """The first instant at which something can still happen.
+
+        Now, on the wall clock; of an emulation that is behind, the oldest timer that is due.
+        """
+        return self.wall_ns() - self.behind_ns
 
     def hold(self, at_ns: int | None) -> None:
         """Let nothing happen at this instant or later; None lets time go on."""
@@ -109,7 +118,6 @@ class WallKernel(TaskKernel):
     def _move_on(self) -> None:
         heap, ready = self._heap, self._ready
         begin_ns = self._clock_ns()
-        fired = 0
         while self._running == 0 and not self._is_over:
             if ready:
                 self._take_ready()
@@ -129,8 +137,7 @@ class WallKernel(TaskKernel):
                 return
             if due_ns >= self._held_ns:
                 return  # until the hold is lifted
-            fired += 1
-            if fired % _TIMERS_PER_LOOK == 0 and self._clock_ns() - begin_ns > _TURN_NS:
+            if self._clock_ns() - begin_ns > _TURN_NS:
                 self._loop.call_soon(self._advance)
                 return
             self.lag_ns = wall_ns - due_ns

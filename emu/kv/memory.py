@@ -97,11 +97,8 @@ def engine_plan(
         per_token += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
         whole_token += draft.kv_bytes_token(kv_dtype)
     if weights > memory_bytes:
-        problem = (
-            f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs, which have "
-            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel"
-        )
-        raise InputError(source, None, "weights", problem)
+        needs = f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs"
+        raise _too_large(needs, memory_gib, source)
     plan = MemoryPlan(
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
@@ -117,6 +114,11 @@ def engine_plan(
         num_blocks=0,
     )
     return _with_blocks(plan, source)
+
+
+def _too_large(needs: str, memory_gib: float, source: str) -> InputError:
+    more = "raise tensor_parallel or pipeline_parallel"
+    return InputError(source, None, "weights", f"{needs}, which have {memory_gib:g} GiB; {more}")
 
 
 def _with_blocks(plan: MemoryPlan, source: str) -> MemoryPlan:

@@ -16,7 +16,7 @@ host's launches; so are all steps of an engine that runs eagerly, whose launches
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -174,7 +174,7 @@ def padded(tokens: int, limit: int, sizes: str = "vllm") -> int:
 def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
     """The engine with all that a step adds to its kernels replaced by one figure."""
     overhead_ns = round(overhead_us * 1000)
-    changed: dict[str, Any] = dict.fromkeys(
+    changed: dict[str, int] = dict.fromkeys(
         (
             "graph_layer_ns",
             "host_step_ns",

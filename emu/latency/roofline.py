@@ -324,11 +324,11 @@ class RooflineBackend:
 
     def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
         seconds = 0.0
-        prompt_s, new, context = self.attention.prompt_s, shape.prefill_new, shape.prefill_context
+        attention, new, context = self.attention, shape.prefill_new, shape.prefill_context
         if part.full:
-            seconds += part.full * prompt_s(new, context, 0)
+            seconds += part.full * attention.prompt_s(new, context, 0)
         if part.window:
-            seconds += part.window * prompt_s(new, context, self.spec.window)
+            seconds += part.window * attention.prompt_s(new, context, self.spec.window)
         return round(seconds * NS_PER_S)
 
     @staticmethod

@@ -314,7 +314,6 @@ class LiveMigrator(Actor):
             return []
         return [own.move.request]
 
-    # --- actions ------------------------------------------------------------------------------
     def _count_move(self, moving: Moving, action: msg.CountMove) -> None:
         replica = moving.source if action.is_source else moving.destination
         replica.actor.tell(LiveMoves(change=action.change))

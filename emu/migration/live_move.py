@@ -66,7 +66,6 @@ class Side(Protocol):
         ...
 
 
-# --- events -----------------------------------------------------------------------------------
 class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Base of all events."""
 
@@ -102,7 +101,6 @@ class Cut(Event, frozen=True, eq=False, gc=False):
     """One of the two replicas has crashed: what is on its way will not arrive."""
 
 
-# --- actions ----------------------------------------------------------------------------------
 class Action(msgspec.Struct, frozen=True, gc=False):
     """Base of all actions."""
 
@@ -248,7 +246,6 @@ class LiveMove:
         out, self.out = self.out, []
         return out
 
-    # --- used by several handlers -------------------------------------------------------------
     def copy_round(self) -> None:
         """Copy what is there while it decodes; ask it to stop when little is left."""
         if self.rounds < ROUNDS_MAX:
@@ -297,7 +294,6 @@ class LiveMove:
         self.out += (Rebalance(), Finish(is_done))
 
 
-# --- handlers -----------------------------------------------------------------------------------
 def ignore(move: LiveMove, event: Event) -> None:
     """It may come, and means nothing here."""
 

@@ -194,7 +194,6 @@ class HalfForgotten(Event, frozen=True, eq=False, gc=False):
     split: SplitBatch
 
 
-# --- actions --------------------------------------------------------------------------------------
 class Action(msgspec.Struct, frozen=True, gc=False):
     """Base of all actions."""
 

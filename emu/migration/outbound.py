@@ -229,7 +229,6 @@ class Outbound:
         self.now_ns = 0
         self.out: list[Action] = []
 
-    # --- the machine --------------------------------------------------------------------------
     def step(self, event: Event, now_ns: int) -> list[Action]:
         """Handle an event that happens now. Raises `UnexpectedEvent`."""
         kind = event.kind
@@ -272,7 +271,6 @@ class Outbound:
             return _PAUSING
         return _WAITING if self.firsts or self.seconds else _EMPTY
 
-    # --- seeing -------------------------------------------------------------------------------
     @property
     def tokens(self) -> int:
         """Prompt tokens whose KV waits here for a migration or is on its way."""
@@ -300,7 +298,6 @@ class Outbound:
         splits = [split.batch_id for split in self.splits()]
         return f"waiting [{waiting}]{flying}{f', halves of batches {splits}' if splits else ''}"
 
-    # --- used by several handlers -------------------------------------------------------------
     def offer(self) -> None:
         """Look for a destination of what waits: halves first, then the head of the queue."""
         if self.firsts or self.seconds:
@@ -437,7 +434,6 @@ class Outbound:
             self.is_lease_armed = True
             self.out.append(ArmLease(max(self.now_ns, min(since_ns) + self.lease_ns)))
 
-    # --- halves -------------------------------------------------------------------------------
     def start_first(self, split: SplitBatch) -> None:
         """The first half leaves for the destination that was just found."""
         half = self._half(split, split.requests)
@@ -564,7 +560,6 @@ def ignore(outbound: Outbound, event: Event) -> None:
     """It may come, and means nothing here."""
 
 
-# --- full batches -------------------------------------------------------------------------------
 def prompts_done(outbound: Outbound, event: PromptsDone) -> None:
     """Queue a batch; its KV stays at the source until the transfer has ended."""
     requests = event.requests
@@ -783,7 +778,6 @@ def _count_lost(found: list[Request], lost: list[Request]) -> None:
             lost.append(request)
 
 
-# --- halves -------------------------------------------------------------------------------------
 def offer_halves(outbound: Outbound, event: Event | None = None) -> None:
     """Start the next half, smallest batch id first."""
     if outbound.half_flight is not None or outbound.is_pausing:
@@ -890,7 +884,6 @@ def _batch_id(split: SplitBatch) -> int:
     return split.batch_id
 
 
-# --- the table ----------------------------------------------------------------------------------
 _BY_STAGE: Final[Mapping[Kind, tuple[Handler | None, ...]]] = {
     # kind:                 EMPTY,          WAITING,          PAUSING,          SENDING
     Kind.PROMPTS_DONE: (prompts_done, prompts_done, prompts_done, prompts_done),

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 from typing import Any, Final, final
 
+from emu.kernel.natives import heapify, heappop, heappush
 from emu.network.audit import Books, audit, books_of
 from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
 from emu.network.max_min import component, fill

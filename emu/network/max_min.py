@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 
+from emu.kernel.natives import heapify, heappop, heappush
 from emu.network.links import Flow, Link
 
 

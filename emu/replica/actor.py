@@ -36,6 +36,8 @@ from emu.scheduling.base import Batch
 
 S = ReplicaState
 _END_OF_INSTANT: Final = PRIORITY_WATCHER - 1
+_END: Final = act.End
+_FREE_CAPACITY: Final = act.FreeCapacity
 
 
 class World(Protocol):
@@ -185,7 +187,8 @@ class ReplicaActor(Actor):
 
     def live(self) -> Coroutine[Any, Any, None]:
         """Its life; with a backend outside simulated time one that waits for answers."""
-        return live_beside(self) if self.replica.latency.foreign else live(self)
+        ends = self.kernel.ends
+        return live_beside(self, ends) if self.replica.latency.foreign else live(self, ends)
 
     def tick(self) -> int:
         """Take the step: until something is in flight, or there is nothing to do."""
@@ -212,10 +215,10 @@ class ReplicaActor(Actor):
         out.clear()
         world = self.world
         for action in actions:
-            kind = action.__class__
-            if kind is act.End:  # the two that every request has need no table
+            kind = type(action)
+            if kind is _END:  # the two that every request has need no table
                 world.terminal(action.request, action.status, action.reason)  # type: ignore[attr-defined]
-            elif kind is act.FreeCapacity:
+            elif kind is _FREE_CAPACITY:
                 world.on_capacity(replica)
             else:
                 _PERFORM[kind](self, action)

@@ -7,10 +7,12 @@ so one that comes for an earlier life of the replica changes nothing. Not compil
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from emu.kernel.life import Steps
+
+A = TypeVar("A", bound="Asks")
 
 
 class Asks(Steps, Protocol):
@@ -35,11 +37,11 @@ class Asks(Steps, Protocol):
         ...
 
 
-async def live_beside(actor: Asks) -> None:
+async def live_beside(actor: A, ends: Callable[[A, int], None]) -> None:
     """Live until the run ends, which cancels its task."""
     turn = actor.turn
     while True:
-        actor.next_ns = actor.tick()
+        ends(actor, actor.tick())
         if actor.asked is not None:
             life = actor.incarnation
             actor.answered(life, await actor.ask())

@@ -51,7 +51,7 @@ from emu.replica.ports import GroupWave, Observers, Outbox, ReplicaActorPort
 from emu.replica.prerequisites import TierTraffic
 from emu.replica.relay_board import RelayBoard
 from emu.replica.states import CLOSED, LOADING, PREFILL_TYPE, WAVES, ReplicaState
-from emu.replica.view import ReplicaHandle, Signals, View
+from emu.replica.view import ReplicaHandle, Signals, View, Viewed
 from emu.replica.watch import Watch
 from emu.replica.weights import Weights
 from emu.request import Status
@@ -99,15 +99,15 @@ class Relaying:
         """All replicas, by id."""
 
 
-class Replica(ReplicaHandle):
+class Replica(Viewed):
     """State and rules of one replica."""
 
     # Calling a method of an object with more than 30 attributes takes three times as long without.
     # fmt: off
     __slots__ = (
-        "books", "counters", "flight", "gate", "handlers", "has_drained_enough", "is_cruising",
-        "is_serving", "live_moves", "look", "mailbox", "member", "out", "outbox", "pace",
-        "relaying", "scheduler", "staged", "starter", "table", "tier_traffic", "watch", "weights",
+        "books", "counters", "gate", "handlers", "has_drained_enough", "is_cruising", "is_serving",
+        "live_moves", "look", "mailbox", "member", "out", "outbox", "pace", "relaying", "scheduler",
+        "staged", "starter", "table", "tier_traffic", "watch", "weights",
     )
     # fmt: on
 

@@ -14,7 +14,7 @@ than the scheduler's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
@@ -35,69 +35,14 @@ NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 """Before anything is known."""
 
 
-class Settles(Protocol):
-    """What a view asks of its replica."""
-
-    flight: Flight
-    """What it is in the middle of: only of a leap the books may lag behind."""
-
-    def settle(self) -> int:
-        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
-        ...
-
-    def late(self, at_ns: int) -> Signals | None:
-        """What was known of it at an earlier time; None where no history is kept."""
-        ...
-
-    @property
-    def booked_busy_ns(self) -> int:
-        """Time in iterations that have ended, ns."""
-        ...
-
-    @property
-    def tokens_produced(self) -> tuple[int, int]:
-        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        ...
-
-    @property
-    def arrived(self) -> list[KvDelivered]:
-        """Deliveries of KV that wait for the boundary."""
-        ...
-
-    @property
-    def unfinished_migrations(self) -> int:
-        """Batches whose KV waits here or leaves from here."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing runs, waits or arrives here."""
-        ...
-
-    @property
-    def has_batch(self) -> bool:
-        """A batch is in flight, or about to be."""
-        ...
-
-    @property
-    def stale_recalls(self) -> list[int]:
-        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
-        ...
-
-    @property
-    def in_flight(self) -> tuple[str, int, str]:
-        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
-        ...
-
-
 @final
 class View:
     """The figures of one replica, exact at the instant of each read."""
 
-    __slots__ = ("_books", "_grows", "_scheduler")
+    __slots__ = ("_grows", "_replica", "_scheduler")
 
-    def __init__(self, books: Settles, scheduler: Scheduler) -> None:
-        self._books = books
+    def __init__(self, replica: Viewed, scheduler: Scheduler) -> None:
+        self._replica = replica
         self._scheduler = scheduler
         self._grows = scheduler.grows
 
@@ -135,31 +80,31 @@ class View:
     @property
     def arrived(self) -> list[KvDelivered]:
         """Deliveries of KV that wait for the boundary."""
-        return self._books.arrived
+        return self._replica.arrived
 
     @property
     def unfinished_migrations(self) -> int:
         """Batches whose KV waits here or leaves from here."""
-        return self._books.unfinished_migrations
+        return self._replica.unfinished_migrations
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or arrives here."""
-        return self._books.is_idle
+        return self._replica.is_idle
 
     @property
     def has_batch(self) -> bool:
         """A batch is in flight, or about to be."""
-        return self._books.has_batch
+        return self._replica.has_batch
 
     def stale_recalls(self) -> list[int]:
         """Lower tiers that a batch in flight reads KV from, and that have lost it."""
-        return self._books.stale_recalls
+        return self._replica.stale_recalls
 
     @property
     def in_flight(self) -> tuple[str, int, str]:
         """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
-        return self._books.in_flight
+        return self._replica.in_flight
 
     def waiting(self) -> Iterable[Request]:
         """Waiting requests, head first."""
@@ -193,7 +138,7 @@ class View:
     @property
     def blocks_used(self) -> int:
         """KV blocks that are not free; cached blocks that no request references are."""
-        flight = self._books.flight
+        flight = self._replica.flight
         if flight.is_leap and self._grows:
             flight.settle()
         ledger = self._scheduler.ledger
@@ -202,7 +147,7 @@ class View:
     @property
     def blocks_free(self) -> int:
         """KV blocks that can be taken."""
-        flight = self._books.flight
+        flight = self._replica.flight
         if flight.is_leap and self._grows:
             flight.settle()
         return self._scheduler.ledger.pool.blocks_free
@@ -210,20 +155,20 @@ class View:
     @property
     def tokens_produced(self) -> tuple[int, int]:
         """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        return self._books.tokens_produced
+        return self._replica.tokens_produced
 
     def late(self, at_ns: int) -> Signals | None:
         """What was known of it at an earlier time; None where no history is kept."""
-        return self._books.late(at_ns)
+        return self._replica.late(at_ns)
 
     def residents(self) -> Sequence[Request]:
         """Running requests in order of admission, with exact token counts."""
-        self._books.settle()
+        self._replica.settle()
         return list(self._scheduler.residents())
 
     def prefix_match(self, request: Request) -> int:
         """Prompt tokens of the request that its prefix cache holds."""
-        self._books.settle()
+        self._replica.settle()
         return self._scheduler.prefix_match(request)
 
     def has_room(self, requests: Sequence[Request]) -> bool:
@@ -232,20 +177,20 @@ class View:
 
     def look_up(self, request: Request) -> None:
         """Write the counts of a request that it holds to the request."""
-        self._books.settle()
+        self._replica.settle()
         self._scheduler.look_up(request)
 
     def recount(self) -> list[str]:
         """Full check of its counts; one line for each thing that is wrong."""
-        self._books.settle()
+        self._replica.settle()
         return self._scheduler.recount()
 
     # --- in the books by now: a leap in flight enters its own as it ends --------------------------
     @property
     def booked_busy_ns(self) -> int:
         """Time in iterations that have ended, ns; of a leap in flight none."""
-        self._books.settle()
-        return self._books.booked_busy_ns
+        self._replica.settle()
+        return self._replica.booked_busy_ns
 
     # --- promises: certain without a look at what is in flight ------------------------------------
     def promised_load(self, waiting: int, running: int) -> int:
@@ -384,4 +329,61 @@ class ReplicaHandle:
 
     def forget_cache(self) -> bool:
         """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
+        raise NotImplementedError
+
+
+class Viewed(ReplicaHandle):
+    """A replica as its view sees it, and nobody else (a class: calls of a protocol go by name)."""
+
+    flight: Flight
+    """What it is in the middle of: only of a leap the books may lag behind."""
+
+    __slots__ = ("flight",)
+
+    def settle(self) -> int:
+        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        raise NotImplementedError
+
+    def late(self, at_ns: int) -> Signals | None:
+        """What was known of it at an earlier time; None where no history is kept."""
+        raise NotImplementedError
+
+    @property
+    def booked_busy_ns(self) -> int:
+        """Time in iterations that have ended, ns."""
+        raise NotImplementedError
+
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        raise NotImplementedError
+
+    @property
+    def arrived(self) -> list[KvDelivered]:
+        """Deliveries of KV that wait for the boundary."""
+        raise NotImplementedError
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here."""
+        raise NotImplementedError
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or arrives here."""
+        raise NotImplementedError
+
+    @property
+    def has_batch(self) -> bool:
+        """A batch is in flight, or about to be."""
+        raise NotImplementedError
+
+    @property
+    def stale_recalls(self) -> list[int]:
+        """Lower tiers that a batch in flight reads KV from, and that have lost it."""
+        raise NotImplementedError
+
+    @property
+    def in_flight(self) -> tuple[str, int, str]:
+        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
         raise NotImplementedError

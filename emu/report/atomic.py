@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from emu.errors import InputError, RunError
-from emu.process.exits import held
+from emu.process.interrupts import held
 
 TRAILER: Final = "summary.json"
 """Present under its final name only if the run is complete."""

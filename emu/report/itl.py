@@ -22,11 +22,12 @@ buffers were flushed: a run with decode leaps and one without print the same byt
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul, sub
 from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+from emu.kernel.natives import bisect_right
 
 if TYPE_CHECKING:
     from array import array

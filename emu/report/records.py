@@ -25,8 +25,6 @@ names the one that was asked for (empty: one that is not served).
 from __future__ import annotations
 
 import contextlib
-import math
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ from emu.catalogue.flops import ModelFlops
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
-from emu.report.runfiles import FileColumns
+from emu.report.file_columns import FileColumns
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
@@ -45,84 +43,7 @@ if TYPE_CHECKING:
 
     from emu.features.base import Column
 
-# --- sums and spreads of columns, equal to the bit with numpy and without -------------------------
-# A few thousand values are added up here, so that a small run need not load numpy; more are added
-# up by numpy, in the same order.
 
-FEW: Final = 4096
-"""Values that are added up in plain Python. Numpy casts 8192 integers at a time, which would cut
-the tree of its sums."""
-
-
-def is_few(count: int) -> bool:
-    """Whether so many values are better handled in plain Python."""
-    return count <= FEW and "numpy" not in sys.modules
-
-
-def added(values: Sequence[float]) -> float:
-    """The sum as numpy adds: by halves, down to eight running sums over at most 128 values."""
-    count = len(values)
-    if count < 8:
-        total = 0.0
-        for value in values:
-            total += value
-        return total
-    if count > 128:
-        half = count // 2
-        half -= half % 8
-        return added(values[:half]) + added(values[half:])
-    sums = list(values[:8])
-    whole = count - count % 8
-    for start in range(8, whole, 8):
-        for lane in range(8):
-            sums[lane] += values[start + lane]
-    a, b, c, d, e, f, g, h = sums
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for value in values[whole:]:
-        total += value
-    return total
-
-
-def ascending(values: array[int]) -> Sequence[int]:
-    """The same, sorted."""
-    if is_few(len(values)):
-        return sorted(values)
-    import numpy as np
-
-    found: Sequence[int] = np.sort(np.frombuffer(values, dtype=np.int64))  # type: ignore[assignment]
-    return found
-
-
-def total_of(values: Sequence[int]) -> int:
-    """The sum of integers."""
-    if is_few(len(values)):
-        return sum(values)
-    import numpy as np
-
-    return int(np.asarray(values).sum())
-
-
-def mean_of(values: Sequence[int]) -> float:
-    """Equals `numpy.mean`."""
-    if not is_few(len(values)):
-        import numpy as np
-
-        return float(np.asarray(values).mean())
-    return added([float(value) for value in values]) / len(values)
-
-
-def deviation_of(values: Sequence[int]) -> float:
-    """Equals `numpy.std`."""
-    if not is_few(len(values)):
-        import numpy as np
-
-        return float(np.asarray(values).std())
-    mean = mean_of(values)
-    distances = [value - mean for value in values]
-    return math.sqrt(added([each * each for each in distances]) / len(values))
-
-
-# --- the log of requests --------------------------------------------------------------------------
 COLUMNS: Final = (
     "request_id",
     "arrival_ns",
@@ -409,9 +330,7 @@ class RequestLog:
                 self._sums_rest += rest
                 self._pairs_rest += rest * (2 * prompt_tokens + rest + 1)
             else:
-                model = self._models_flops[max(0, request.model)]
-                found = model.request(prompt_tokens, hit_tokens, tokens)
-                self._flops = (self._flops[0] + found[0], self._flops[1] + found[1])
+                self._add_flops(request)
         latencies = None
         first_ns, last_ns = request.first_token_ns, request.last_token_ns
         if first_ns >= 0:  # what its client has seen
@@ -429,9 +348,7 @@ class RequestLog:
         if self._added:
             line = line[:-1] + b"," + numbers(tuple([one.value(request) for one in self._added]))
         if status is not _COMPLETED:
-            self._output_tokens_partial += tokens
-            key = (status, request.reason)
-            self._by_reason[key] = self._by_reason.get(key, 0) + 1
+            self._add_unfinished(request)
             return line, None
         prompt_tokens = request.prompt_tokens
         self._prompt_tokens += prompt_tokens
@@ -440,6 +357,19 @@ class RequestLog:
         wait_ns = queue_ns + request.migration_ns
         whole = latencies or (0, 0, 0)
         return line, (*whole, queue_ns, request.arrival_ns, wait_ns, prompt_tokens)
+
+    def _add_flops(self, request: Request) -> None:
+        """Add its operations: of one of several models, or of one whose layers differ."""
+        model = self._models_flops[max(0, request.model)]
+        prompt_tokens, hit_tokens = request.prompt_tokens, request.prefix_hit_tokens
+        found = model.request(prompt_tokens, hit_tokens, request.generated_tokens)
+        self._flops = (self._flops[0] + found[0], self._flops[1] + found[1])
+
+    def _add_unfinished(self, request: Request) -> None:
+        """Count a request that ended otherwise than by its last token."""
+        self._output_tokens_partial += request.generated_tokens
+        key = (request.status, request.reason)
+        self._by_reason[key] = self._by_reason.get(key, 0) + 1
 
     def _all_flops(self) -> tuple[int, int]:
         if not self._is_plain:

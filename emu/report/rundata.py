@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.report.atomic import find
-from emu.report.chart import Axis
-from emu.report.runfiles import GapFile, read_gaps
+from emu.report.gap_file import GapFile, read_gaps
+from emu.report.page.chart import Axis
 from emu.report.summary import Summary, read_summary
 
 Ints = NDArray[np.int64]

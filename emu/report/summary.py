@@ -11,12 +11,10 @@ means stands in the file itself, under `definitions`.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
-from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,8 +24,8 @@ from emu.errors import InputError
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
-from emu.report.records import FEW, RequestStats, ascending, deviation_of, mean_of, total_of
-from emu.request import Request, Status
+from emu.report.records import RequestStats
+from emu.report.sums import ascending, deviation_of, total_of
 from emu.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -36,327 +34,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-# --- figures of each of several models: `models` in the summary -----------------------------------
-#     log = ModelLog(["chat", "code"])
-#     log.terminal(request)       # once, when its status is terminal
-#     figures = log.finish(facts, objectives)
-#
-# Keeps three numbers of each completed request. Percentiles are those of the summary.
-
-_COMPLETED: Final = Status.COMPLETED
-FAR: Final = ("disk",)
-"""Ways of a load that found the weights in no memory."""
-
-
-class ModelFacts(msgspec.Struct, kw_only=True):
-    """What only the cluster knows of one model."""
-
-    gpu_ns: int = 0
-    """GPUs x ns that its replicas held."""
-    loading_gpu_ns: int = 0
-    """The part of it in which weights arrived."""
-    scale_ups: int = 0
-    scale_downs: int = 0
-    loads: Mapping[str, int] = {}
-    host_copy_bytes: int = 0
-    host_bytes_mean: int = 0
-    host_evictions: int = 0
-
-
-class ModelFigures(msgspec.Struct, kw_only=True):
-    """One model."""
-
-    completed: int
-    failed: int
-    rejected: int
-    cancelled: int
-    input_tokens: int
-    output_tokens: int
-    mean_ttft_ms: float
-    median_ttft_ms: float
-    p95_ttft_ms: float
-    p99_ttft_ms: float
-    mean_tpot_ms: float
-    p95_tpot_ms: float
-    p99_tpot_ms: float
-    mean_e2el_ms: float
-    p99_e2el_ms: float
-    slo_attainment: float | None
-    """Part of the requests that met all its objectives; None without objectives."""
-    gpu_seconds: float
-    loading_gpu_seconds: float
-    scale_ups: int
-    scale_downs: int
-    loads: dict[str, int]
-    """Replicas whose weights arrived, by method."""
-    load_hits: int
-    """Loads that found the weights in the memory of a GPU or a host."""
-    load_misses: int
-    """Loads from a disk."""
-    load_hit_rate: float | None
-    """Hits / loads; None without loads."""
-    host_copy_bytes: int
-    host_bytes_mean: int
-    """Host memory that its copies took, mean over the run."""
-    host_evictions: int
-    """Copies that left a full memory."""
-
-
-class _Model:
-    def __init__(self) -> None:
-        self.by_status = dict.fromkeys(("completed", "cancelled", "rejected", "failed"), 0)
-        self.input_tokens = self.output_tokens = 0
-        self.prompt = array("q")
-        self.ttft = array("q")
-        self.tpot = array("q")
-        self.e2e = array("q")
-
-
-class ModelLog:
-    """Collects what `requests.csv` says, model by model."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._models = [_Model() for _ in names]
-
-    def terminal(self, request: Request) -> None:
-        """A request has ended. Those of a model that is not served belong to none."""
-        if request.model < 0:
-            return
-        model = self._models[request.model]
-        model.by_status[request.status.name.lower()] += 1
-        if request.status is not _COMPLETED:
-            return
-        first_ns = request.first_token_ns + request.first_out_ns
-        last_ns = request.last_token_ns + request.last_out_ns
-        tokens = request.generated_tokens
-        model.input_tokens += request.prompt_tokens
-        model.output_tokens += tokens
-        model.prompt.append(request.prompt_tokens)
-        model.ttft.append(first_ns - request.arrival_ns)
-        model.tpot.append((last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0)
-        model.e2e.append(last_ns - request.arrival_ns)
-
-    def finish(
-        self, facts: Sequence[ModelFacts], objectives: Sequence[SloTable]
-    ) -> dict[str, ModelFigures]:
-        """Figures by name. `facts` and `objectives` stand in the order of the names."""
-        return {
-            name: _figures(model, fact, slo)
-            for name, model, fact, slo in zip(
-                self.names, self._models, facts, objectives, strict=True
-            )
-        }
-
-
-def ttft_limits_ns(slo: SloTable, prompt_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Objectives of TTFT that grow with the prompt, one for each request."""
-    import numpy as np
-
-    grown_ms = slo.ttft_base_ms + slo.ttft_ms_per_token * prompt_tokens
-    limits: NDArray[np.float64] = np.maximum(slo.ttft_ms, grown_ms) * NS_PER_MS
-    return limits
-
-
-def _figures(model: _Model, facts: ModelFacts, slo: SloTable) -> ModelFigures:
-    import numpy as np
-
-    ttft, tpot, e2e = (
-        np.frombuffer(a, dtype=np.int64) for a in (model.ttft, model.tpot, model.e2e)
-    )
-    met = np.ones(len(ttft), dtype=bool)
-    limits = [(ttft, slo.ttft_ms), (tpot, slo.tpot_ms), (e2e, slo.e2e_ms)]
-    if slo.ttft_ms_per_token:
-        met &= ttft <= ttft_limits_ns(slo, np.frombuffer(model.prompt, dtype=np.int64))
-        limits = limits[1:]
-    for values, limit_ms in limits:
-        if limit_ms:
-            met &= values <= limit_ms * NS_PER_MS
-    has_any = bool(slo.ttft_ms_per_token) or any(limit for _, limit in limits)
-    counted = sum(model.by_status.values()) - model.by_status["cancelled"]
-    attainment = int(met.sum()) / counted if counted else 0.0
-    misses = sum(facts.loads.get(method, 0) for method in FAR)
-    loads = sum(facts.loads.values())
-    return ModelFigures(
-        **model.by_status,
-        input_tokens=model.input_tokens,
-        output_tokens=model.output_tokens,
-        mean_ttft_ms=_mean(ttft),
-        median_ttft_ms=_percentile_ms(ttft, 50),
-        p95_ttft_ms=_percentile_ms(ttft, 95),
-        p99_ttft_ms=_percentile_ms(ttft, 99),
-        mean_tpot_ms=_mean(tpot),
-        p95_tpot_ms=_percentile_ms(tpot, 95),
-        p99_tpot_ms=_percentile_ms(tpot, 99),
-        mean_e2el_ms=_mean(e2e),
-        p99_e2el_ms=_percentile_ms(e2e, 99),
-        slo_attainment=round(attainment, 6) if has_any else None,
-        gpu_seconds=round(facts.gpu_ns / NS_PER_S, 6),
-        loading_gpu_seconds=round(facts.loading_gpu_ns / NS_PER_S, 6),
-        scale_ups=facts.scale_ups,
-        scale_downs=facts.scale_downs,
-        loads=dict(sorted(facts.loads.items())),
-        load_hits=loads - misses,
-        load_misses=misses,
-        load_hit_rate=round((loads - misses) / loads, 6) if loads else None,
-        host_copy_bytes=facts.host_copy_bytes,
-        host_bytes_mean=facts.host_bytes_mean,
-        host_evictions=facts.host_evictions,
-    )
-
-
-def _mean(values: np.ndarray) -> float:
-    return round(int(values.sum()) / len(values) / NS_PER_MS, 6) if len(values) else 0.0
-
-
-def _percentile_ms(values: np.ndarray, percent: int) -> float:
-    import numpy as np
-
-    if not len(values):
-        return 0.0
-    ascending = np.sort(values)
-    rank = percent / 100 * (len(ascending) - 1)
-    low, high = int(ascending[int(rank)]), int(ascending[min(int(rank) + 1, len(ascending) - 1)])
-    return round((low + (high - low) * (rank - int(rank))) / NS_PER_MS, 6)
-
-
-# --- the summary ----------------------------------------------------------------------------------
-# --------------------------------------------------------------------------------------------------
-# Whether the cluster kept up with the load: a verdict with the figure behind it. Pure.
-#
-# The figure is the growth of waiting: the least-squares slope of a request's waiting time (time
-# until first scheduled, plus time between replicas) over its arrival time, in seconds of extra
-# waiting per second of arrivals, with its standard error. A server that gets `a` and can do `c` <
-# `a` requests per second makes every arrival wait (a - c) / a longer than one a second before, so
-# the slope is the part of the load that was too much. The rule, in this order:
-#
-# * overloaded: slope - 2 standard errors > 0.02, and the last quarter of the arrivals waited longer
-#   than a tenth of what a request takes once it runs; or more than 5 % were rejected while waiting
-#   was long (as below);
-# * stable: the mean wait is below a tenth of the mean time in service, and below that in the last
-#   quarter of the arrivals;
-# * backlogged: anything else. Queues were long at times, and did not keep growing.
-
-GROWTH_LIMIT: Final = 0.02
-LONG_WAIT_PART: Final = 0.1
-REJECTED_PART: Final = 0.05
-_PIECE: Final = 65_536
-
-Verdict = Literal["stable", "backlogged", "overloaded", "unknown"]
-
-
-class Load(msgspec.Struct, kw_only=True):
-    """Verdict on load."""
-
-    verdict: Verdict
-    """unknown: no request completed."""
-    wait_growth_s_per_s: float
-    wait_growth_error_s_per_s: float
-    mean_wait_ms: float
-    mean_wait_last_quarter_ms: float
-    mean_service_ms: float
-    """First scheduled to last token, less the time between replicas."""
-    arrival_rate_per_s: float
-    completion_rate_per_s: float
-    drain_s: float
-    """From the last arrival to the last token."""
-
-
-def judge_load(stats: RequestStats) -> Load:
-    """Apply the rule to the completed requests of a run."""
-    waits = stats.columns["wait"]  # in order of arrival
-    count = len(waits)
-    arrival_span_ns = max(stats.last_arrival_ns - stats.first_arrival_ns, 0)
-    run_ns = max(stats.last_token_ns - stats.first_arrival_ns, 0)
-    load = Load(
-        verdict="unknown",
-        wait_growth_s_per_s=0.0,
-        wait_growth_error_s_per_s=0.0,
-        mean_wait_ms=0.0,
-        mean_wait_last_quarter_ms=0.0,
-        mean_service_ms=0.0,
-        arrival_rate_per_s=_rate(stats.requests - 1, arrival_span_ns),
-        completion_rate_per_s=_rate(count, run_ns),
-        drain_s=round(max(stats.last_token_ns - stats.last_arrival_ns, 0) / NS_PER_S, 6),
-    )
-    if count == 0:
-        return load
-    mean_ns, late_ns = mean_of(waits), mean_of(waits[-max(count // 4, 1) :])
-    service_ns = mean_of(stats.columns["e2e"]) - mean_ns
-    slope, error = growth(stats.columns["arrival"], waits)
-    load.wait_growth_s_per_s = round(slope, 6)
-    load.wait_growth_error_s_per_s = round(error, 6)
-    load.mean_wait_ms = round(mean_ns / NS_PER_MS, 6)
-    load.mean_wait_last_quarter_ms = round(late_ns / NS_PER_MS, 6)
-    load.mean_service_ms = round(service_ns / NS_PER_MS, 6)
-    long_ns = LONG_WAIT_PART * service_ns
-    is_short = mean_ns <= long_ns and late_ns <= long_ns
-    rejected = stats.by_status.get("rejected", 0) / max(stats.requests, 1)
-    if slope - 2 * error > GROWTH_LIMIT and late_ns > long_ns:
-        load.verdict = "overloaded"
-    elif is_short:
-        load.verdict = "stable"
-    else:
-        load.verdict = "overloaded" if rejected > REJECTED_PART else "backlogged"
-    return load
-
-
-def growth(x: array[int], y: array[int]) -> tuple[float, float]:
-    """Least-squares slope of y over x and its standard error; zeros where x does not vary.
-
-    Overwrites both.
-    """
-    if len(x) <= FEW:  # the same sums whether numpy is loaded or not
-        return _growth_of_few(x, y)
-    return _growth_of_many(_as_floats(x), _as_floats(y))
-
-
-def _growth_of_few(x: array[int], y: array[int]) -> tuple[float, float]:
-    mean = mean_of(x)
-    over = [value - mean for value in x]
-    spread = fsum([each * each for each in over])
-    if len(x) < 3 or spread == 0:
-        return 0.0, 0.0
-    mean = mean_of(y)
-    left = [value - mean for value in y]
-    slope = fsum([a * b for a, b in zip(over, y, strict=True)]) / spread
-    left = [b - slope * a for a, b in zip(over, left, strict=True)]
-    return slope, math.sqrt(fsum([each * each for each in left]) / (len(x) - 2) / spread)
-
-
-def _growth_of_many(
-    x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, float]:
-    import numpy as np
-
-    x -= x.mean()  # in place: columns may have millions of rows
-    spread = float(np.dot(x, x))
-    if spread == 0:
-        return 0.0, 0.0
-    slope = float(np.dot(x, y)) / spread
-    y -= y.mean()
-    x *= slope
-    y -= x
-    return slope, (float(np.dot(y, y)) / (len(x) - 2) / spread) ** 0.5
-
-
-def _as_floats(numbers: array[int]) -> NDArray[np.float64]:
-    """The same numbers in the same memory; the column is gone."""
-    import numpy as np
-
-    column = np.frombuffer(numbers, dtype=np.int64)
-    floats = column.view(np.float64)
-    for start in range(0, len(column), _PIECE):
-        floats[start : start + _PIECE] = column[start : start + _PIECE].astype(np.float64)
-    return floats
-
-
-def _rate(count: int, span_ns: int) -> float:
-    return round(max(count, 0) * NS_PER_S / span_ns, 6) if span_ns > 0 else 0.0
-
-
-# --- `summary.json` -------------------------------------------------------------------------------
+from emu.report.load_verdict import Load, judge_load
+from emu.report.model_figures import ModelFigures, ttft_limits_ns
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")
@@ -545,7 +224,7 @@ class Summary(msgspec.Struct, kw_only=True):
     digest: str
     models: dict[str, ModelFigures] | msgspec.UnsetType = msgspec.UNSET
     """By served name, where there are several models."""
-    pace: Any = msgspec.UNSET
+    pace: object = msgspec.UNSET
     """Live mode only: whether the machine kept up (docs/live.md)."""
     features: dict[str, Any] = {}
     """Figures of features, by their keys in the file, where each stands for itself."""
@@ -553,7 +232,8 @@ class Summary(msgspec.Struct, kw_only=True):
 
     def statistic(self, statistic: str, metric: str) -> float:
         """`statistic("p99", "ttft")`: ms."""
-        value: float = getattr(self, f"{statistic}_{metric}_ms")
+        value = msgspec.structs.asdict(self)[f"{statistic}_{metric}_ms"]
+        assert isinstance(value, float)
         return value
 
 

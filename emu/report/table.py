@@ -7,11 +7,11 @@ plain_summary(summary)              # the same for a file or a pipe, without loa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from emu.process.exits import PIPE_COLUMNS
+from emu.process.console import PIPE_COLUMNS
 from emu.report.summary import STATISTICS, Summary
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _resources(summary: Summary) -> Iterator[Figure]:
         yield "Host memory", text, ""
 
 
-def _features(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
+def _features(figures: Mapping[str, Mapping[str, object]]) -> Iterator[Figure]:
     """A line for each feature that says something."""
     from emu.features.registry import all_features  # most runs have none
 

@@ -25,7 +25,7 @@ from emu.config.names import is_file_path, json_object, read_input
 from emu.config.schema import Config
 from emu.errors import InputError, RunError, needs_extra
 from emu.plugins import look_in
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import find, write_bytes
 from emu.report.summary import read_summary
@@ -386,7 +386,7 @@ _FILES: Final = ("summary.json", "run.json", "report.html")
 
 def log_runs(directories: Sequence[Path], to: str, project: str) -> Iterator[str]:
     """Send each run; its name when it is there. Raises InputError for what is no complete run."""
-    from emu.report.html import flat_settings
+    from emu.report.what_ran import flat_settings
 
     send = {"wandb": _to_wandb, "mlflow": _to_mlflow}[to]
     for directory in directories:

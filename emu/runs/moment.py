@@ -24,7 +24,7 @@ from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError, LimitReached
 from emu.kernel.clock import Kernel
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.replica.view import ReplicaHandle
 from emu.report.history import History
 from emu.runs.again import config_again

@@ -44,10 +44,11 @@ from emu.kernel.life import completed
 from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
-from emu.process.exits import held, sent_to
+from emu.process.interrupts import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
-from emu.report.runfiles import write_experts, write_flows, write_gaps
+from emu.report.gap_file import write_gaps
+from emu.report.runfiles import write_experts, write_flows
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
 from emu.runs.inputs import Names, recorded
 from emu.units import NS_PER_S
@@ -501,7 +502,7 @@ def execute(
     if summary.rejected * 2 > ended and not workload.notes.rejected:
         print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
     if wants_report:
-        from emu.report.html import write_report
+        from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
     return RunResult(
@@ -769,7 +770,7 @@ def run_command(
 
 def _print_summary(summary: Summary) -> Callable[[str], object]:
     """The tables; returns what prints the lines below them."""
-    from emu.process.exits import is_plain, open_console
+    from emu.process.console import is_plain, open_console
     from emu.report.table import plain_summary, print_summary
 
     text = plain_summary(summary) if is_plain() else None

@@ -21,7 +21,7 @@ from emu.config.load import effective_dict
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.plugins import digest
-from emu.process.exits import strike_if_lost
+from emu.process.interrupts import strike_if_lost
 from emu.process.pool import Pool
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes

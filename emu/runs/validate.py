@@ -19,7 +19,7 @@ from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 

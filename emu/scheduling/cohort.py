@@ -22,11 +22,10 @@ The longest gap between tokens while a member was here is a suffix maximum over 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from typing import final
 
+from emu.kernel.natives import bisect_left, heappop, heappush, insort
 from emu.latency.base import BatchShape
 from emu.request import Request
 

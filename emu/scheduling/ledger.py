@@ -15,13 +15,13 @@ The handoff of KV is explicit: hold at the source, `reserve` at the destination,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from emu.kernel.natives import bisect_left, insort
 from emu.kv.blocks import BlockPool
 from emu.kv.counting import CountingPool
 from emu.kv.grouped import GroupedPool

@@ -1,10 +1,11 @@
-"""What a workload is made of: lines, turns, blocks of lines, and the notes taken while reading.
+"""What a workload is made of: lines, turns, blocks of lines, requests, and notes of the reading.
 
 `Line` and `Turn` are both the wire form of emu's JSONL and the form in which every other reader
 and the generators hand over what is more than three numbers. A `Block` is a stretch of lines as
 columns: the common case (arrival, prompt, output) never becomes a Python object before release.
 
-Owns: these types and the conversion of token ids to arrays. Does not read, check or release.
+Owns: these types, the conversion of token ids to arrays, cutting a line or a turn, and making it a
+request (`make_request`). Does not read or check.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 import msgspec
 
 from emu.request import Prefix, Request
+from emu.workload.naming import UNKNOWN
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+
 Ints: TypeAlias = "npt.NDArray[np.int64]"
-
-
 TOKENS_MAX: Final = 2**31 - 1
 TIME_MAX_NS: Final = 2**62
 ID_MAX: Final = 2**63 - 1
+
 
 Holds: TypeAlias = Callable[[int, int], str]
 """(prompt tokens, output tokens) -> "" if some replica could hold such a request, else the limit.
@@ -65,6 +67,11 @@ class PlainInts(list[int]):
 def plain(values: list[int]) -> Ints:
     """Numbers as a column."""
     return cast("Ints", PlainInts(values))
+
+
+def is_plain(column: Ints) -> bool:
+    """Whether a column is no array."""
+    return isinstance(column, PlainInts)
 
 
 class Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -174,7 +181,7 @@ class Block(msgspec.Struct):
         """The same with columns that are arrays."""
         import numpy as np
 
-        if hasattr(self.arrival_ns, "dtype"):
+        if not is_plain(self.arrival_ns):
             return self
         return Block(
             np.array(self.arrival_ns, dtype=np.int64),
@@ -201,6 +208,43 @@ class Block(msgspec.Struct):
             dtype=np.int64,
             count=len(self.details),
         )
+
+
+def make_block(lines: list[Line], numbers: Ints, offsets: Ints) -> Block:
+    """Columns of lines; the lines themselves are kept only where the columns do not say all."""
+    import numpy as np
+
+    count = len(lines)
+    firsts = [line if line.sub_requests is None else line.sub_requests[0] for line in lines]
+    return Block(
+        np.fromiter((line.arrival_time_ns for line in lines), np.int64, count),
+        np.fromiter((first.input_toks for first in firsts), np.int64, count),
+        np.fromiter((first.output_toks for first in firsts), np.int64, count),
+        numbers,
+        offsets,
+        None if all(map(_is_three_numbers, lines)) else lines,
+    )
+
+
+def _is_three_numbers(line: Line) -> bool:
+    return (
+        line.sub_requests is None
+        and line.input_tok_ids is None
+        and line.hash_ids is None
+        and line.tok_id_ranges is None
+        and not line.session_id
+        and not line.tenant
+        and not line.model
+        and line.priority == 0
+        and line.acceptance_rate < 0
+        and not line.adapter
+        and not line.images
+        and line.max_output_toks == 0
+        and line.deadline_ns < 0
+        and line.cancel_after_ns < 0
+        and line.replica < 0
+        and line.handoff_ns < 0
+    )
 
 
 class Notes(msgspec.Struct):
@@ -232,26 +276,6 @@ class Notes(msgspec.Struct):
             self.warnings.append(text)
 
 
-def prefix_of(item: Line | Turn) -> Prefix | None:
-    """What the prefix cache may know of a request; None if nothing (no prompt ids, no hashes).
-
-    `token_ids` is shorter than prompt + output when the line gives no output ids.
-    """
-    import numpy as np
-
-    if item.tok_id_ranges:
-        runs = [np.arange(first, first + n, dtype=np.int64) for first, n in item.tok_id_ranges]
-        return Prefix(runs[0] if len(runs) == 1 else np.concatenate(runs))
-    if item.input_tok_ids:
-        ids = item.input_tok_ids
-        if item.output_tok_ids:
-            ids = ids + item.output_tok_ids
-        return Prefix(np.array(ids, dtype=np.int64))
-    if item.hash_ids:
-        return Prefix(None, tuple(item.hash_ids), item.hash_block_toks)
-    return None
-
-
 def has_prefix(line: Line) -> bool:
     """Whether a line, or a turn of it, has ids or hashes."""
     if line.sub_requests is None:
@@ -261,122 +285,70 @@ def has_prefix(line: Line) -> bool:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# A session in flight, and how a line or a turn becomes a request.
-#
-# The turns of a session are a graph: each waits for some before it (`Turn.after`), a chain where
-# nothing else is said. A turn arrives when the last of those that it waits for has completed, each
-# with the pause of its tool.
+def clip_item(item: Line | Turn, prompt: int | None, output: int | None) -> None:
+    """Cut a request to these lengths, its ids with it (None = leave).
+
+    `prompt` and `output` are tokens.
+    """
+    new_prompt = item.input_toks if prompt is None else min(prompt, item.input_toks)
+    new_output = item.output_toks if output is None else min(output, item.output_toks)
+    if item.tok_id_ranges is not None:
+        head = _cut_ranges(item.tok_id_ranges, 0, new_prompt)
+        tail = _cut_ranges(item.tok_id_ranges, item.input_toks, new_output)
+        item.tok_id_ranges = head + tail
+    if item.input_tok_ids is not None:
+        item.input_tok_ids = item.input_tok_ids[:new_prompt]
+    if item.output_tok_ids is not None:
+        item.output_tok_ids = item.output_tok_ids[:new_output]
+    if item.hash_ids is not None:
+        item.hash_ids = item.hash_ids[: -(-new_prompt // item.hash_block_toks)]
+    if item.images is not None:  # an image is there as a whole or not at all
+        item.images = [(i, at, n) for i, at, n in item.images if at + n <= new_prompt]
+    if new_output < item.output_toks and item.max_output_toks:
+        item.max_output_toks = max(new_output, min(item.max_output_toks, output or 0))
+    item.input_toks, item.output_toks = new_prompt, new_output
 
 
-class Following(msgspec.Struct, frozen=True):
-    """What the end of a request means for its session."""
-
-    arriving: list[Request] = []
-    """Turns that had waited for it alone, with their arrival times."""
-    dropped: list[Request] = []
-    """Turns that will never be asked, as if they had arrived now."""
-    goes_on: bool = False
-    """Some turn of the session is still to end."""
-
-
-NOTHING_FOLLOWS = Following()
-
-
-class Session(msgspec.Struct):
-    """A session in flight: the turns that are still to come. `model` is an index."""
-
-    session_id: str
-    tenant: str
-    model: int
-    priority: int
-    acceptance_rate: float
-    adapter: str
-    first_request_id: int
-    turns: list[Turn]
-    prefixes: list[Prefix | None]
-    """Of the turns whose ids are listed one by one, as arrays; None: made at release."""
-    missing: list[int]
-    """By turn, how many of those that it waits for have not completed."""
-    followers: list[list[int]]
-    """By turn, those that wait for it."""
-    ready_ns: list[int]
-    """By turn, its arrival as far as it is known."""
-    in_flight: int = 0
-    """Sub-requests that have arrived and not ended."""
-
-    def roots(self) -> list[int]:
-        """Turns that arrive with the session."""
-        return [index for index, count in enumerate(self.missing) if not count]
-
-    def complete(self, index: int, now_ns: int) -> list[int]:
-        """A turn has completed: those that need wait no longer."""
-        ready = []
-        at_ns = now_ns + self.turns[index].tool_duration_ns
-        for follower in self.followers[index]:
-            self.ready_ns[follower] = max(self.ready_ns[follower], at_ns)
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
-                ready.append(follower)
-        return ready
-
-    def drop(self) -> list[int]:
-        """A turn did not complete: none that has not been released will be."""
-        left = [index for index, count in enumerate(self.missing) if count > 0]
-        for index in left:
-            self.missing[index] = -1
-        for followers in self.followers:
-            followers.clear()
-        return left
+def _cut_ranges(ranges: list[tuple[int, int]], skip: int, count: int) -> list[tuple[int, int]]:
+    """The part [skip, skip + count) of the ids."""
+    cut = []
+    for first, length in ranges:
+        begin = min(skip, length)
+        used = min(length - begin, count)
+        if used > 0:
+            cut.append((first + begin, used))
+        skip -= begin
+        count -= used
+    return cut
 
 
-def open_session(line: Line, first_id: int, model: int = 0) -> Session:
-    """The session of a line, nothing released yet. `model` is an index."""
-    turns = line.sub_requests
-    assert turns is not None
-    # Lists of Python integers become arrays now: they may have to wait for long.
-    prefixes = [prefix_of(turn) if turn.input_tok_ids else None for turn in turns]
-    slim = [
-        msgspec.structs.replace(turn, input_tok_ids=None, output_tok_ids=None)
-        if turn.input_tok_ids or turn.output_tok_ids
-        else turn
-        for turn in turns
-    ]
-    followers: list[list[int]] = [[] for _ in turns]
-    missing = []
-    for index, turn in enumerate(turns):
-        before = waits_for(turn, index)
-        missing.append(len(before))
-        for other in before:
-            followers[other].append(index)
-    session_id = line.session_id or f"session_{first_id}"
-    return Session(
-        session_id,
-        line.tenant,
-        model,
-        line.priority,
-        line.acceptance_rate,
-        line.adapter,
-        first_id,
-        slim,
-        prefixes,
-        missing,
-        followers,
-        [0] * len(turns),
-    )
+def prefix_of(item: Line | Turn) -> Prefix | None:
+    """What the prefix cache may know of a request; None if nothing (no prompt ids, no hashes).
 
+    `token_ids` is shorter than prompt + output when the line gives no output ids.
+    """
+    if not (item.tok_id_ranges or item.input_tok_ids):
+        return Prefix(None, tuple(item.hash_ids), item.hash_block_toks) if item.hash_ids else None
+    import numpy as np
 
-def waits_for(turn: Turn, index: int) -> list[int]:
-    """Positions of the turns that this one, at `index`, waits for."""
-    if turn.after is None:
-        return [index - 1] if index else []
-    return turn.after
+    if item.tok_id_ranges:
+        runs = [np.arange(first, first + n, dtype=np.int64) for first, n in item.tok_id_ranges]
+        return Prefix(runs[0] if len(runs) == 1 else np.concatenate(runs))
+    ids = item.input_tok_ids or []
+    if item.output_tok_ids:
+        ids = ids + item.output_tok_ids
+    return Prefix(np.array(ids, dtype=np.int64))
 
 
 def make_request(
-    item: Line | Turn, request_id: int, arrival_ns: int, prefix: Prefix | None
+    item: Line | Turn,
+    labels: Line,
+    request_id: int,
+    arrival_ns: int,
+    model: int,
+    prefix: Prefix | None,
 ) -> Request:
-    """The request of a flat line or a turn; labels are the caller's."""
+    """The request of a flat line, or of a turn of the session `labels`. `model` is an index."""
     request = Request(
         request_id=request_id,
         arrival_ns=arrival_ns,
@@ -384,9 +356,20 @@ def make_request(
         output_tokens=item.output_toks,
         max_output_tokens=item.max_output_toks or item.output_toks,
         prefix=prefix,
+        session_id=labels.session_id,
+        tenant=labels.tenant,
+        priority=labels.priority,
         deadline_ns=arrival_ns + item.deadline_ns if item.deadline_ns >= 0 else -1,
         cancel_after_ns=item.cancel_after_ns,
     )
+    request.acceptance_rate = labels.acceptance_rate
+    request.adapter = labels.adapter
+    request.pin = labels.replica
+    request.decode_pin = labels.decode_replica
+    request.handoff_after_ns = labels.handoff_ns
+    request.model = model
+    if model < 0:
+        request.reason = UNKNOWN
     if item.images:
         request.images = tuple(item.images)
     return request

@@ -8,323 +8,23 @@ A shared prefix comes in front of the drawn prompt and adds to its length.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final
 
-from emu.config.schema import ArrivalsTable, ImagesTable, LengthsTable, SyntheticTable
+from emu.config.schema import ArrivalsTable, ImagesTable, SyntheticTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, s_to_ns
+from emu.workload.arrivals import NEVER_NS, arrival_stream
 from emu.workload.items import TOKENS_MAX, Block, Ints, Line, Notes, Turn
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-
-# --------------------------------------------------------------------------------------------------
-# Arrival processes, in chunks: exact in law (no cut tails), in integer ns, cheap in numpy.
-#
-# Time-varying rates are drawn by inversion: unit-exponential steps in expected arrivals, mapped
-# back to time by the inverse of the cumulative rate. A stream gives the same times however its
-# caller slices it only if the slices are the same; every pass over a workload uses equal slices.
-
-Floats: TypeAlias = "npt.NDArray[np.float64]"
-
-NEVER_NS = 2**62
-"""In place of arrivals that a process that ends would never make."""
-
-
-class GapStream:
-    """Independent gaps; each is rounded to ns, so sums are exact."""
-
-    def __init__(self, draw_s: Callable[[int], Floats]) -> None:
-        self._draw_s = draw_s
-        self._now_ns = 0
-
-    def take(self, count: int) -> Ints:
-        """The next arrivals, in ns."""
-        import numpy as np
-
-        gaps = np.rint(self._draw_s(count) * NS_PER_S).astype(np.int64)
-        times: Ints = np.cumsum(gaps) + self._now_ns
-        if count:
-            self._now_ns = int(times[-1])
-        return times
-
-
-class EvenStream:
-    """Arrivals at 0, gap, 2 gap ...; a gap of 0 puts all at 0."""
-
-    def __init__(self, gap_ns: float) -> None:
-        self._gap_ns = gap_ns
-        self._done = 0
-
-    def take(self, count: int) -> Ints:
-        """The next arrivals, in ns."""
-        import numpy as np
-
-        index = np.arange(self._done, self._done + count, dtype=np.int64)
-        self._done += count
-        times: Ints = np.rint(index * self._gap_ns).astype(np.int64)
-        return times
-
-
-class InvertedStream:
-    """A Poisson process with a rate that changes in time."""
-
-    def __init__(self, rng: np.random.Generator, to_time_s: Callable[[Floats], Floats]) -> None:
-        self._rng = rng
-        self._to_time_s = to_time_s
-        self._expected = 0.0
-
-    def take(self, count: int) -> Ints:
-        """The next arrivals, in ns."""
-        import numpy as np
-
-        steps = np.cumsum(self._rng.standard_exponential(count)) + self._expected
-        if count:
-            self._expected = float(steps[-1])
-        times = np.minimum(self._to_time_s(steps) * NS_PER_S, float(NEVER_NS))
-        return np.rint(times).astype(np.int64)
-
-
-def arrival_stream(
-    table: ArrivalsTable, seed: int, config_source: str
-) -> GapStream | EvenStream | InvertedStream:
-    """The process that the table describes, from the start. Raises InputError."""
-    rng = rng_stream(seed, "workload.arrivals")
-    rate = table.rate_per_s
-    if table.process == "poisson":
-        return GapStream(lambda count: rng.standard_exponential(count) / rate)
-    if table.process == "gamma":
-        shape = 1 / table.cv**2
-        return GapStream(lambda count: rng.standard_gamma(shape, count) / (rate * shape))
-    if table.process == "constant":
-        return EvenStream(NS_PER_S / rate)
-    if table.process == "all_at_once":
-        return EvenStream(0.0)
-    if table.process == "burst":
-        return InvertedStream(rng, _invert_bursts(table, config_source))
-    return InvertedStream(rng, _invert_points(table.points, config_source))
-
-
-def _invert_bursts(table: ArrivalsTable, config_source: str) -> Callable[[Floats], Floats]:
-    """Each period starts with a burst at its own rate; the rest has the base rate."""
-    import numpy as np
-
-    length_s, every_s = table.burst_length_s, table.burst_every_s
-    if length_s >= every_s:
-        problem = f"must be less than burst_every_s ({every_s:g}), not {length_s:g}"
-        raise InputError(config_source, None, "workload.synthetic.arrivals.burst_length_s", problem)
-    in_burst = table.burst_rate_per_s * length_s
-    in_period = in_burst + table.rate_per_s * (every_s - length_s)
-
-    def to_time_s(expected: Floats) -> Floats:
-        period = np.floor(expected / in_period)
-        rest = expected - period * in_period
-        inside = np.where(
-            rest < in_burst,
-            rest / table.burst_rate_per_s,
-            length_s + (rest - in_burst) / table.rate_per_s,
-        )
-        times: Floats = period * every_s + np.minimum(inside, every_s)
-        return times
-
-    return to_time_s
-
-
-def _invert_points(points: list[list[float]], config_source: str) -> Callable[[Floats], Floats]:
-    """Rates linear between the points, constant before the first and after the last."""
-    import numpy as np
-
-    times, rates = _check_points(points, config_source)
-    steps = np.diff(times)
-    slopes = np.diff(rates) / steps if len(steps) else np.zeros(0)
-    reached = np.concatenate(([0.0], np.cumsum((rates[1:] + rates[:-1]) / 2 * steps)))
-    slopes = np.append(slopes, 0.0)
-
-    def to_time_s(expected: Floats) -> Floats:
-        at = np.searchsorted(reached, expected, side="right") - 1
-        left = expected - reached[at]
-        rate = rates[at]
-        # The root of left = rate t + slope t^2 / 2 without cancellation. Rate 0 forever: never.
-        root = rate + np.sqrt(np.maximum(rate * rate + 2 * slopes[at] * left, 0.0))
-        inside = np.where(left > 0, math.inf, 0.0)
-        np.divide(2 * left, root, out=inside, where=root > 0)
-        return times[at] + inside
-
-    return to_time_s
-
-
-def _check_points(points: list[list[float]], config_source: str) -> tuple[Floats, Floats]:
-    import numpy as np
-
-    field = "workload.synthetic.arrivals.points"
-    if not points:
-        raise InputError(config_source, None, field, "piecewise needs at least one point")
-    for index, point in enumerate(points):
-        here = f"{field}[{index}]"
-        if len(point) != 2 or not all(map(math.isfinite, point)):
-            raise InputError(config_source, None, here, "must be a pair [second, rate]")
-        if point[1] < 0 or point[0] < 0:
-            raise InputError(config_source, None, here, "second and rate must be at least 0")
-        if index and point[0] <= points[index - 1][0]:
-            raise InputError(config_source, None, here, "must be later than the point before")
-    if not any(rate for _, rate in points):
-        raise InputError(config_source, None, field, "must have a rate above 0")
-    table = np.array(points, dtype=np.float64)
-    if table[0, 0] > 0:
-        table = np.vstack(([0.0, table[0, 1]], table))
-    return table[:, 0], table[:, 1]
-
-
-# --------------------------------------------------------------------------------------------------
-# Lengths of prompts and outputs: samplers over whole numbers in [min, max].
-
-_ZIPF_RANGE_MAX: Final = 1 << 24
-
-
-class Sampler(Protocol):
-    """A source of lengths."""
-
-    def take(self, count: int) -> Ints:
-        """The next `count` lengths, in tokens."""
-
-
-class _Fixed:
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def take(self, count: int) -> Ints:
-        import numpy as np
-
-        return np.full(count, self._value, dtype=np.int64)
-
-
-class _Uniform:
-    def __init__(self, rng: np.random.Generator, low: int, high: int) -> None:
-        self._rng, self._low, self._high = rng, low, high
-
-    def take(self, count: int) -> Ints:
-        import numpy as np
-
-        return self._rng.integers(self._low, self._high, count, dtype=np.int64, endpoint=True)
-
-
-class _LogNormal:
-    def __init__(self, rng: np.random.Generator, table: LengthsTable) -> None:
-        self._rng, self._table = rng, table
-
-    def take(self, count: int) -> Ints:
-        import numpy as np
-
-        table = self._table
-        # The exponent is bounded so that a wild sigma gives the largest length, not infinity.
-        power = np.minimum(self._rng.standard_normal(count) * table.sigma, 600.0)
-        values = np.rint(np.minimum(table.median * np.exp(power), float(table.max)))
-        return np.clip(values.astype(np.int64), table.min, table.max)
-
-
-class _Zipf:
-    """P(length) falls with (rank)^-theta, the smallest length having rank 1.
-
-    The cumulative weights are a table, so the law is exact and the same everywhere.
-    """
-
-    def __init__(self, rng: np.random.Generator, table: LengthsTable) -> None:
-        import numpy as np
-
-        self._rng = rng
-        self._low = table.min
-        ranks = np.arange(1, table.max - table.min + 2, dtype=np.float64)
-        self._reached = np.cumsum(ranks**-table.theta)
-
-    def take(self, count: int) -> Ints:
-        import numpy as np
-
-        drawn = self._rng.random(count) * self._reached[-1]
-        ranks = np.searchsorted(self._reached, drawn, side="right")
-        lengths: Ints = np.minimum(ranks, len(self._reached) - 1).astype(np.int64)
-        return lengths + self._low
-
-
-class _Trace:
-    """Lengths of randomly drawn rows of a file. Two samplers of one file draw the same rows."""
-
-    def __init__(self, rng: np.random.Generator, lengths: Ints) -> None:
-        self._rng, self._lengths = rng, lengths
-
-    def take(self, count: int) -> Ints:
-        return self._lengths[self._rng.integers(0, len(self._lengths), count)]
-
-
-def length_sampler(
-    table: LengthsTable, *, is_prompt: bool, base_dir: Path, seed: int, config_source: str
-) -> Sampler:
-    """The sampler of prompts or outputs. Raises InputError."""
-    import numpy as np
-
-    name = "prompt" if is_prompt else "output"
-    key = f"workload.synthetic.{name}"
-    if table.distribution == "fixed":
-        return _Fixed(table.value)
-    if table.min > table.max:
-        problem = f"must be at most {key}.max ({table.max}), not {table.min}"
-        raise InputError(config_source, None, f"{key}.min", problem)
-    if table.distribution == "trace":
-        if not table.path:
-            raise InputError(config_source, None, f"{key}.path", "needed for distribution 'trace'")
-        column = _column_of_file(base_dir / table.path, table.path, is_prompt=is_prompt)
-        rng = rng_stream(seed, f"workload.trace_rows:{table.path}")
-        return _Trace(rng, np.clip(column, table.min, table.max))
-    rng = rng_stream(seed, f"workload.{name}")
-    if table.distribution == "uniform":
-        return _Uniform(rng, table.min, table.max)
-    if table.distribution == "lognormal":
-        return _LogNormal(rng, table)
-    if table.max - table.min >= _ZIPF_RANGE_MAX:
-        problem = f"zipf takes ranges of at most {_ZIPF_RANGE_MAX} lengths"
-        raise InputError(config_source, None, f"{key}.max", problem)
-    return _Zipf(rng, table)
-
-
-def _column_of_file(path: Path, source: str, *, is_prompt: bool) -> Ints:
-    """The lengths of all requests of a workload file (8 bytes each)."""
-    import numpy as np
-
-    parts: list[Ints] = []
-    from emu.workload.detect import open_source  # most lengths come from no file
-
-    for block in open_source(path, source, "auto", None).blocks(Notes()):
-        if block.details is None:
-            parts.append(block.prompt_tokens if is_prompt else block.output_tokens)
-            continue
-        items = [item for line in block.details for item in line.sub_requests or (line,)]
-        values = (item.input_toks if is_prompt else item.output_toks for item in items)
-        parts.append(np.fromiter(values, np.int64, len(items)))
-    lengths = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    if not len(lengths):
-        raise InputError(source, 1, "$", "no usable row to draw lengths from")
-    return lengths
-
-
-# --------------------------------------------------------------------------------------------------
-# Requests
-
-
-if TYPE_CHECKING:
-    pass
-
+from emu.workload.lengths import length_sampler
+from emu.workload.source import Source
 
 _BLOCK_REQUESTS: Final = 8192
 _IMAGE_IDS: Final = 1 << 50
 """Ids of tokens that stand for images."""
-
-
 REQUESTS_MAX: Final = 10_000_000
 """So many requests take hours to emulate; more are a slip, and would be read forever."""
 TURNS_MAX: Final = 2_000_000
@@ -340,12 +40,10 @@ def _highest_rate_per_s(table: ArrivalsTable) -> float:
     return table.rate_per_s
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """The lines of a `[workload.synthetic]` table, in order of arrival."""
 
     name = "synthetic"
-    is_absolute = False
-    has_arrivals = True
     prompt_field = "workload.synthetic.prompt"
     is_small = True
 
@@ -386,10 +84,6 @@ class SyntheticSource:
 
     def _error(self, field: str, problem: str) -> InputError:
         return InputError(self._config_source, None, field, problem)
-
-    def rows_at(self, offsets: Ints) -> Iterator[Block]:
-        """Never asked for: the lines are made in order of arrival."""
-        raise AssertionError("a synthetic workload is never out of order")
 
     def blocks(self, notes: Notes) -> Iterator[Block]:
         """All lines; the same at every call."""

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.autoscale.planner import Counts, Interval, Rates, delta, demand, scan, targets
+from emu.autoscale.demand import Counts, Interval, Rates, delta, demand, scan, targets
 from emu.autoscale.snapshot import ReplicaView, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import ReplicaState as S

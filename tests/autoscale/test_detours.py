@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.autoscale.plans import OWN, detour, hops
-from emu.autoscale.snapshot import Action, Help, Load, Snapshot, Target
+from emu.autoscale.detours import OWN, detour, hops
+from emu.autoscale.orders import Action, Help, Load, Target
+from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker
 from emu.replica.states import ReplicaState as S

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emu.autoscale.loads import HostCache, HostMemory
+from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.schema import AutoscaleTable
 
 S = 1_000_000_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from emu.autoscale.loads import Loader, LoadWorld, Weights, stripe_bytes
-from emu.autoscale.snapshot import Load, Target
+from emu.autoscale.loader import Loader, LoadWorld, Weights
+from emu.autoscale.orders import Load, Target
+from emu.autoscale.stripes import stripe_bytes
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.schema import NodeTable

@@ -7,22 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.autoscale.planner import Demand, HpaPlanner, Window, recommend
-from emu.autoscale.plans import blitz_plan, colocated_plan, serverless_plan
-from emu.autoscale.snapshot import (
-    Expire,
-    Help,
-    Load,
-    MakeSpare,
-    Mutate,
-    ReplicaView,
-    Reuse,
-    Revive,
-    Shut,
-    Site,
-    Snapshot,
-    Target,
-)
+from emu.autoscale.blitz_plan import blitz_plan
+from emu.autoscale.demand import Demand
+from emu.autoscale.hpa import HpaPlanner, Window, recommend
+from emu.autoscale.local_plans import colocated_plan, serverless_plan
+from emu.autoscale.orders import Expire, Help, Load, MakeSpare, Mutate, Reuse, Revive, Shut, Target
+from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.cluster.plan import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.autoscale.planner import scan
+from emu.autoscale.demand import scan
 from emu.cluster.audit import leaks
 from emu.units import ms_to_ns
 from tests.autoscale.worlds import Draw, Watched, config_of, run_made, run_world

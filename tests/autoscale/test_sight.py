@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from emu.autoscale.snapshot import SAMPLES_PER_DELAY, ReplicaView, Sight, Snapshot
+from emu.autoscale.sight import SAMPLES_PER_DELAY, Sight
+from emu.autoscale.snapshot import ReplicaView, Snapshot
 from emu.replica.states import ReplicaState
 
 S = ReplicaState

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emu.autoscale.planner import scan
-from emu.autoscale.snapshot import Load
+from emu.autoscale.demand import scan
+from emu.autoscale.orders import Load
 from emu.cluster.cluster import Cluster
 from emu.migration.transfer import MigratingBatch, kv_bytes
 from emu.replica.events import KvDelivered
@@ -195,7 +195,7 @@ class Watched(Cluster):
                     self.problem(f"I13: {target.replica} is loaded twice")
                 for gpu in self.replicas[target.replica].gpus:
                     self._gpu_bytes[gpu] = 0
-            books = scaler.nvl if load_.method == "nvlink" else scaler.rdma
+            books = scaler.under_way.nvl if load_.method == "nvlink" else scaler.under_way.rdma
             for source in load_.sources:
                 if books.get(source, Marker.NONE) is not Marker.NONE:
                     self.problem(f"I13: marked {source} sends ({load_.method})")

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from emu.autoscale.planner import Demand, Rates, scan
+from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import make_plan
@@ -17,8 +17,8 @@ from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.request import Request
-from emu.workload.items import NOTHING_FOLLOWS, Following
 from emu.workload.opened import open_workload
+from emu.workload.session import NOTHING_FOLLOWS, Following
 from tests.autoscale.watched import Watched
 from tests.made import takes_the_place_of_compiled_code
 

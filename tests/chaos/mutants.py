@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that comes back stays down",
-        "emu/faults/injector.py",
+        "emu/faults/link_faults.py",
         "        for link in links:\n            self._factors[link].remove(factor)\n"
         "            self._apply(link)\n",
         "        for link in links:\n            self._factors[link].remove(factor)\n",
@@ -222,31 +222,31 @@ MUTANTS = (
     ),
     Mutant(
         "a batch that reads KV from a tier does not hear that it is lost",
-        "emu/faults/handlers.py",
+        "emu/faults/control_faults.py",
         "        replica.actor.tell(TierLost(tier=tier))\n",
         "",
     ),
     Mutant(
         "a planner without metrics decides",
-        "emu/autoscale/snapshot.py",
+        "emu/autoscale/sight.py",
         "        if self._losses:\n            return None\n",
         "",
     ),
     Mutant(
         "the pod autoscaler forgets what it wanted a moment ago",
-        "emu/autoscale/planner.py",
+        "emu/autoscale/hpa.py",
         "        kept = max(self._lowest.extreme[1], min(total, self._highest.extreme[1]))\n",
         "        kept = self._lowest.extreme[1]\n",
     ),
     Mutant(
         "a planner loads dead replicas",
-        "emu/autoscale/plans.py",
+        "emu/autoscale/local_plans.py",
         "    free = [v for v in snapshot.replicas if v.state is S.INACTIVE]\n",
         "    free = [v for v in snapshot.replicas if v.state in (S.INACTIVE, S.FAILED)]\n",
     ),
     Mutant(
         "the blitz planner goes down by two",
-        "emu/autoscale/planner.py",
+        "emu/autoscale/demand.py",
         "    change = max(change, -1, floor - count)\n",
         "    change = max(change, -2, floor - count)\n",
     ),

@@ -18,9 +18,9 @@ import pytest
 
 from emu.cli import main
 from emu.errors import InputError, RunError
-from emu.report.drawn import Mean, mean_of
 from emu.report.figures import write_figure
-from emu.report.html import flat_settings
+from emu.report.intervals import Mean, mean_of
+from emu.report.what_ran import flat_settings
 from emu.runs.again import bundle, rerun_command, run_again
 from tests.cli.helpers import SMALL
 from tests.report.fabricate import fabricate

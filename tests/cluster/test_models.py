@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from emu.autoscale.loads import HostCache, HostMemory
+from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError
 from emu.runs.runner import execute, prepare
-from emu.workload.opened import Naming
+from emu.workload.naming import Naming
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 

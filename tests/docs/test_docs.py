@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.doc_figures import FIGURES
 from emu.apps.sweeps import sweepfile
-from emu.cli import every_command
+from emu.cli import COMMANDS
 from emu.cli.docs import DOCS, PAGES, PARTS, catalogue_markdown
 from emu.cli.parser import specs
 from emu.config.docs import tables
@@ -42,9 +42,7 @@ def test_generated_parts_are_current(name: str, what: str) -> None:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
-    every = every_command()
-    assert {"run", "workload convert"} <= set(every)
-    for path, command in every.items():
+    for path, command in COMMANDS.items():
         heading = f"# emu {path}\n"
         assert heading in page, f"{path} is not in docs/reference/cli.md; run: make docs"
         section = page.split(heading, 1)[1].split("\n#", 1)[0]

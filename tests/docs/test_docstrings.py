@@ -106,7 +106,9 @@ def _unexplained(tree: ast.Module) -> Iterator[str]:
             if name.startswith("_") or doc or _IN_CLASS.search(text):
                 continue
             is_told = _says_its_unit(name) or re.search(rf"\b{name}\b", text)
-            if not is_told and "doc(" not in ast.unparse(node.annotation):
+            told = ast.unparse(node.annotation)
+            is_told = is_told or any(f"{word}(" in told for word in ("doc", "Option", "Argument"))
+            if not is_told:
                 yield f"{node.lineno}: {cls.name if cls else ''}.{name}"
         for function in cls.body if cls else tree.body:
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.experiments.scaling import _interval, _verdict, run_experiment
+from emu.apps.experiments.command import run_experiment
+from emu.apps.experiments.options import ExperimentOptions
+from emu.apps.experiments.pairings import _interval, _verdict
 from emu.errors import InputError
-from emu.report.figures import Bars, Line, Panel, svg
+from emu.report.page.panels import Bars, Line, Panel, svg
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -76,7 +78,9 @@ def test_six_prints_its_tables_and_draws_layers_into_a_page(tmp_path: Path) -> N
     page.parent.mkdir()
     page.write_text("# Six\n\n<!-- printed -->\nold\n<!-- end of printed -->\n\nAfter.\n")
     out = tmp_path / "out"
-    run_experiment("six", configs=CONFIGS, output=out, clusters="AB", page=page, quiet=True)
+    run_experiment(
+        ExperimentOptions(name="six", configs=CONFIGS, output=out, page=page, quiet=True)
+    )
     text = page.read_text()
     assert text.startswith("# Six\n")
     assert text.endswith("\nAfter.\n")
@@ -103,7 +107,7 @@ def test_six_prints_its_tables_and_draws_layers_into_a_page(tmp_path: Path) -> N
     [
         ("seven", "A", 1, None, "unknown 'seven'"),
         ("six", "C", 1, None, "expected A, B or AB"),
-        ("six", "A", 0, None, "expected 1 to 100"),
+        ("six", "A", 101, None, "expected 1 to 100"),
         ("six", "A", 1, "missing.md", "No such file"),
         ("six", "A", 1, "plain.md", "no <!-- printed -->"),
     ],
@@ -114,12 +118,14 @@ def test_wrong_wishes_are_refused_before_anything_runs(
     (tmp_path / "plain.md").write_text("# no marks\n")
     with pytest.raises(InputError, match=problem):
         run_experiment(
-            name,
-            configs=CONFIGS,
-            output=tmp_path / "out",
-            clusters=clusters,
-            seeds=seeds,
-            page=None if page is None else tmp_path / page,
-            quiet=True,
+            ExperimentOptions(
+                name=name,
+                configs=CONFIGS,
+                output=tmp_path / "out",
+                clusters=clusters,
+                seeds=seeds,
+                page=None if page is None else tmp_path / page,
+                quiet=True,
+            )
         )
     assert not (tmp_path / "out").exists()

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.experiments.measure import Figures, Runner
-from emu.apps.experiments.paper import CODE, Frontier, Waits, denser, other_parts, paper, run_case
+from emu.apps.experiments.measure import Figures
+from emu.apps.experiments.paper import paper
+from emu.apps.experiments.papercases import CODE, denser, other_parts, run_case
+from emu.apps.experiments.papercauses import Frontier, Waits
+from emu.apps.experiments.runner import Runner
 
 
 def run(ttfts_ms: list[float], tbts_ms: list[float], gpu_s: float = 1.0) -> Figures:

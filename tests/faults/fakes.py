@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from emu.autoscale.snapshot import Sight, Snapshot
+from emu.autoscale.sight import Sight
+from emu.autoscale.snapshot import Snapshot
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import FaultTable
@@ -169,8 +171,9 @@ class FakeScaler:
     def restart(self, until_ns: int) -> None:
         self.restarts.append(until_ns)
 
-    def sending(self) -> list[int]:
-        return self.sources
+    @property
+    def under_way(self) -> SimpleNamespace:
+        return SimpleNamespace(sources=lambda: self.sources)
 
     def look(self) -> None:
         self.looks += 1

@@ -260,7 +260,7 @@ def rate(world: World, link: int) -> int:
 
 
 def links_of(world: World, gpu: int) -> list[int]:
-    from emu.faults.injector import network_links
+    from emu.faults.link_faults import network_links
 
     return network_links(world.topology, [gpu])
 

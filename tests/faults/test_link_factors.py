@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from emu.faults.injector import LinkFaults
+from emu.faults.link_faults import LinkFaults
 
 
 class Carrier:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emu.faults.ports import census, splits
+from emu.faults.census import census, splits
 from emu.faults.recovery import LOADS_MAX
 from emu.replica import events as ev
 from emu.replica.relay_board import Relayed, SplitBatch

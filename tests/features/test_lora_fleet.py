@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from emu.apps.serve.fleet import Ledger, wire_of
-from emu.apps.serve.script import salted_prefix
+from emu.apps.serve.cache_salt import salted_prefix
+from emu.apps.serve.kv_events import Ledger, wire_of
 from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
@@ -47,7 +47,7 @@ def test_each_port_loads_adapters_of_its_own(tmp_path: Path) -> None:
             assert (await one.post(path, json=named("a"))).status_code == 400
             assert (await complete(other, model="a", max_tokens=2)).status_code == 404
             cards = (await one.get("/v1/models")).json()["data"]
-            assert [card["parent"] for card in cards] == [None, live.house.model]
+            assert [card["parent"] for card in cards] == [None, live.service.model]
             spent = []
             for _ in range(2):
                 before = live.cluster.engines[0].ttft.total

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from emu.apps.fidelity import runs
-from emu.apps.fidelity.board import Answer, answers, find_runs, rows_of, summarize, tasks_of
+from emu.apps.fidelity.board import Answer, answers, find_runs, rows_of, tasks_of
 from emu.apps.fidelity.fit import CONSTANTS, SIGMAS, Sensitivity, solve
+from emu.apps.fidelity.inferenceperf import build_inference_perf
 from emu.apps.fidelity.runs import Figures, MeasuredRun
+from emu.apps.fidelity.summary import summarize
 from emu.cli import call
 from emu.engines.registry import BUNDLES
 from emu.errors import InputError
@@ -59,11 +60,11 @@ def directory(place: Path, *entries: dict[str, Any]) -> Path:
 
 def test_a_load_is_rebuilt_as_its_generator_makes_it(tmp_path: Path) -> None:
     run = find_runs(directory(tmp_path, entry("a")))[0]
-    case = runs.build_inference_perf(run, 1, 1.0)
+    case = build_inference_perf(run, 1, 1.0)
     lines = [json.loads(line) for line in case.workload.splitlines()]
     assert case.counts == (40, 80)
-    assert case == runs.build_inference_perf(run, 1, 1.0)
-    assert case.workload != runs.build_inference_perf(run, 2, 1.0).workload
+    assert case == build_inference_perf(run, 1, 1.0)
+    assert case.workload != build_inference_perf(run, 2, 1.0).workload
     arrivals = [line["arrival_time_ns"] / 1e9 for line in lines]
     assert arrivals[39] == pytest.approx(10)  # gaps sum to the stage's duration
     assert arrivals[-1] == pytest.approx(10 + 30 + 10)
@@ -81,7 +82,7 @@ def test_a_load_is_rebuilt_as_its_generator_makes_it(tmp_path: Path) -> None:
 
 def test_a_part_of_a_load_is_its_beginning(tmp_path: Path) -> None:
     run = find_runs(directory(tmp_path, entry("a")))[0]
-    whole, part = runs.build_inference_perf(run, 1, 1.0), runs.build_inference_perf(run, 1, 0.25)
+    whole, part = build_inference_perf(run, 1, 1.0), build_inference_perf(run, 1, 0.25)
     assert part.counts == (10, 20)
     assert part.workload.splitlines()[:10] == whole.workload.splitlines()[:10]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emu.apps.fidelity.board import power_rows, throughput_rows
+from emu.apps.fidelity.systems import power_rows, throughput_rows
 from emu.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from emu.apps.fidelity.measured_run import case_config, read_case
+from emu.apps.fidelity.measured_run import case_config
+from emu.apps.fidelity.record import read_case
 from emu.cli import main
 from emu.config.load import config_from_text, load_config
 from emu.config.schema import Config

@@ -17,10 +17,10 @@ import pytest
 from emu.apps.chaos.campaign import Job, campaign
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds import draw_world
-from emu.process import exits
-from emu.process.exits import held, scratch, sigterm_interrupts
+from emu.process import interrupts
+from emu.process.interrupts import held, scratch, sigterm_interrupts
 
-NUMBERS = pytest.mark.parametrize("number", exits.ENDING, ids=lambda number: number.name)
+NUMBERS = pytest.mark.parametrize("number", interrupts.ENDING, ids=lambda number: number.name)
 
 
 def use(prefix: str) -> None:
@@ -39,7 +39,7 @@ def test_scratch_is_removed_wherever_a_signal_strikes(
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if frame.f_code.co_filename not in (__file__, exits.__file__):
+        if frame.f_code.co_filename not in (__file__, interrupts.__file__):
             return None
         if event == "line":
             lines += 1
@@ -58,7 +58,7 @@ def test_scratch_is_removed_wherever_a_signal_strikes(
             finally:
                 sys.settrace(None)
         assert list(tmp_path.iterdir()) == [], f"line {strike_at}"
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(exits.ENDING)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(interrupts.ENDING)
         if lines < strike_at:
             break
     assert struck == strike_at - 1 > 20
@@ -88,7 +88,7 @@ def test_a_signal_that_comes_again_waits_for_the_end_of_a_held_block(
     with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
         importlib.import_module("struck_again")
         with held():
-            time.sleep(5 * exits._AGAIN_S)
+            time.sleep(5 * interrupts._AGAIN_S)
             is_whole = True
         time.sleep(60)
     assert is_whole

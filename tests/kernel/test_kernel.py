@@ -154,7 +154,7 @@ class Asking(Actor):
     async def live(self) -> None:
         await asyncio.sleep(0.02)
         self.seen.append(("answer", self.kernel.now_ns))
-        self.next_ns = PARK
+        self.kernel.ends(self, PARK)
         await self.turn
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emu.apps.learn.levels import Sent
+from emu.apps.learn.fields import Sent
 from emu.apps.learn.probe import Limits, Wave, probe, record
 from emu.config.load import config_from_text
 from emu.report.rundata import read_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emu.apps.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
+from emu.apps.shared.population import RunEvidence, population
+from emu.apps.shared.posterior import SCALES, most_probable, noise_factor
 from emu.engines.registry import BUNDLES
 from emu.latency.posterior import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from emu.apps.learn.session import most_probable
+from emu.apps.shared.posterior import most_probable
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text

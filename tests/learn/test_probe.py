@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from emu.apps.learn.command import Progress
-from emu.apps.learn.levels import Sent, Server, read_benchmarks
-from emu.apps.learn.probe import Limits, SaidOfItself, Wave, cache_config, completed, probe, record
+from emu.apps.learn.fields import Sent
+from emu.apps.learn.levels import read_benchmarks
+from emu.apps.learn.live import SaidOfItself, cache_config, completed
+from emu.apps.learn.probe import Limits, Wave, probe, record
+from emu.apps.learn.server import Server
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.errors import InputError

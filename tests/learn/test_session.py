@@ -10,15 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emu.apps.learn.levels import Level, Sent, workload_text
-from emu.apps.learn.session import (
-    Learned,
-    Session,
-    Times,
-    in_flight,
-    measured_times,
-    observations_of,
-)
+from emu.apps.learn.case import workload_text
+from emu.apps.learn.fields import Level, Sent
+from emu.apps.learn.observations import Times, in_flight, measured_times, observations_of
+from emu.apps.learn.session import Learned, Session
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES, model_from_file

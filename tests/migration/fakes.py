@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
-from emu.migration.watcher import Destinations, Watcher, name_of
+from emu.migration.watcher import Watcher, name_of
 from emu.replica.events import Event
 from emu.replica.inbound import reserve
 from emu.replica.live_scaling import abandon

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from emu.migration.watcher import Destinations
+from emu.migration.destinations import Destinations
 from emu.replica.states import ReplicaState
 from tests.migration.fakes import FakeWorld
 

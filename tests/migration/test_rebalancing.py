@@ -16,8 +16,8 @@ from emu.config.schema import MigrationTable
 from emu.errors import PluginError
 from emu.kernel.clock import PARK
 from emu.migration import live
+from emu.migration.destinations import Destinations
 from emu.migration.live import LiveMigrator, Use, choose_pair
-from emu.migration.watcher import Destinations
 from emu.policy import OwnMigration, OwnPlacement, ReplicaView
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

@@ -190,7 +190,7 @@ def test_a_scheduler_sees_a_context_too(tmp_path: Path) -> None:
 
 
 def test_a_planner_sees_figures_of_the_past_where_metrics_are_late(tmp_path: Path) -> None:
-    from emu.autoscale.planner import Demand
+    from emu.autoscale.demand import Demand
 
     seen: dict[float, list[float]] = {}
 
@@ -277,7 +277,7 @@ def test_a_router_with_a_linear_load_is_asked_late_without_true_lengths(tmp_path
 
 
 def test_a_planner_sees_late_load_where_metrics_are_late(tmp_path: Path) -> None:
-    from emu.autoscale.planner import Demand
+    from emu.autoscale.demand import Demand
 
     seen: list[tuple[float, int]] = []
 

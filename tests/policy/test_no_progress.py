@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import emu
-from emu.autoscale.planner import Demand
+from emu.autoscale.demand import Demand
 from emu.errors import RunError, Stalled
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from emu.config.load import config_from_dict, effective_dict
 from emu.config.schema import SloTable
-from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
+from emu.report.gap_file import write_gaps
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog
-from emu.report.runfiles import MarkLog, TransitionLog, write_gaps
+from emu.report.runfiles import MarkLog, TransitionLog
 from emu.report.summary import RunFacts, build_summary, write_summary
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Status
 from tests.made import request_with
 

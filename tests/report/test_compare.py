@@ -14,20 +14,16 @@ from rich.console import Console
 
 from emu.config.schema import SloTable
 from emu.errors import InputError
-from emu.report.compare import (
-    compare_measured,
-    compare_runs,
-    difference_text,
-    differing,
-    print_comparison,
-    print_measured,
-    read_measurement,
-    run_names,
-)
-from emu.report.html import asset, write_comparison, write_measured
+from emu.report.compare import compare_runs, difference_text, print_comparison, run_names
+from emu.report.compare_page import write_comparison
 from emu.report.itl import GapLog
+from emu.report.measured import compare_measured, print_measured
+from emu.report.measured_page import write_measured
+from emu.report.measurement import read_measurement
+from emu.report.page.pages import asset
 from emu.report.records import RequestLog
 from emu.report.rundata import read_run
+from emu.report.settings_diff import differing
 from emu.report.summary import RunFacts, build_summary, write_summary
 from emu.request import Status
 from tests.made import request_with

@@ -9,8 +9,8 @@ import pytest
 
 from emu.errors import InputError, RunError
 from emu.report.atomic import RunDirectory, partial_name, write_bytes, write_text, writing
-from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.runfiles import MarkLog, TransitionLog
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 
 
 def names(path: Path) -> list[str]:

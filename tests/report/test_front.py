@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.report.chart import front, is_better_high
+from emu.report.page.chart import front, is_better_high
 
 values = st.floats(min_value=-1e6, max_value=1e6)
 points = st.lists(st.tuples(values, values), max_size=12)

@@ -11,9 +11,11 @@ import pytest
 
 from emu.errors import InputError
 from emu.report.atomic import partial_name
-from emu.report.charts import gpu_steps, run_charts, run_segments, segments, slowest_rows
-from emu.report.html import asset, report_html, write_report
+from emu.report.page.pages import asset
+from emu.report.run_charts import run_charts, slowest_rows
+from emu.report.run_page import report_html, write_report
 from emu.report.rundata import read_run
+from emu.report.state_charts import gpu_steps, run_segments, segments
 from tests.browser import look_at
 from tests.report.fabricate import fabricate
 

@@ -12,18 +12,12 @@ from rich.console import Console
 from emu.catalogue.flops import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
-from emu.process.exits import PIPE_COLUMNS
+from emu.process.console import PIPE_COLUMNS
+from emu.report.gap_file import VALUES_MAX, read_gaps, write_gaps
 from emu.report.itl import GapLog
+from emu.report.load_verdict import growth, judge_load
 from emu.report.records import RequestLog, RequestStats
-from emu.report.runfiles import VALUES_MAX, read_gaps, write_gaps
-from emu.report.summary import (
-    RunFacts,
-    build_summary,
-    growth,
-    judge_load,
-    read_summary,
-    write_summary,
-)
+from emu.report.summary import RunFacts, build_summary, read_summary, write_summary
 from emu.report.table import figures, latency_cells, number, plain_summary, print_summary
 from emu.request import Request, Status
 from tests.made import request_with

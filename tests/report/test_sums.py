@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from emu.report.records import FEW, added, deviation_of, mean_of
+from emu.report.sums import FEW, added, deviation_of, mean_of
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 16, 127, 128, 129, 135, 136, 255, 1000, FEW])

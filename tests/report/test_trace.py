@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.report.history import TraceWriter
+from emu.report.perfetto import TraceWriter
 
 
 def fill(trace: TraceWriter) -> None:

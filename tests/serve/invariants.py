@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from emu.apps.serve.metrics import EndpointPage, MetricsPage
+from emu.apps.serve.endpoint_metrics import EndpointPage
+from emu.apps.serve.metrics import MetricsPage
 from emu.apps.serve.world import LiveCluster
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ def check_blocks(cluster: LiveCluster) -> None:
 def check_server(live: Live) -> None:
     """Every page of a server as it is now; not by its ports, some of which may be closed."""
     check_blocks(live.cluster)
-    assert check_page(MetricsPage(live.house).render().decode())
+    assert check_page(MetricsPage(live.service).render().decode())
     fleet = live.server.fleet
     if fleet is None:
         return
     for endpoint in fleet.endpoints:
-        check_page(EndpointPage(live.house, fleet, endpoint).render().decode())
+        check_page(EndpointPage(live.service, fleet, endpoint).render().decode())

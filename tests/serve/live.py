@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from emu.apps.serve.house import ServeOptions
+from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.server import LiveServer
 from emu.apps.serve.world import LiveCluster
 from emu.config.load import config_from_dict
@@ -59,7 +59,7 @@ class Turns:
         """Let time pass."""
         while True:
             self.now_ns += self.turn_ns
-            kernel = server.house.cluster.kernel if server.house is not None else None
+            kernel = server.service.cluster.kernel if server.service is not None else None
             if kernel is not None and kernel._running == 0:
                 kernel._advance()
             await asyncio.sleep(self.pause_s)
@@ -69,12 +69,12 @@ class Live:
     """A server that runs."""
 
     def __init__(self, server: LiveServer, client: httpx.AsyncClient, clock: Turns) -> None:
-        assert server.house is not None
+        assert server.service is not None
         self.server = server
         self.client = client
         self.clock = clock
-        self.house = server.house
-        self.cluster: LiveCluster = server.house.cluster
+        self.service = server.service
+        self.cluster: LiveCluster = server.service.cluster
         self.directory = server.directory
 
     async def until(self, holds: Callable[[], bool]) -> None:

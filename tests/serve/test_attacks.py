@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emu.apps.serve.intake import host_name, is_loopback
+from emu.apps.serve.guard import host_name, is_loopback
 from tests.serve.live import Live, run, tables
 
 FAULT = {"kind": "straggler", "replica": 0, "magnitude": 1.5, "duration_s": 1}

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from emu.apps.serve.fleet import Ledger, wire_of
-from emu.apps.serve.script import salted_prefix
+from emu.apps.serve.cache_salt import salted_prefix
+from emu.apps.serve.kv_events import Ledger, wire_of
 from emu.kv.blocks import BlockPool
 from emu.request import Request
 from tests.serve.live import PREFILL_DECODE, Live, run, tables

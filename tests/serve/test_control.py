@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from emu.apps.serve.protocol import FailureRule, FailureSchedule, failure_from_header
+from emu.apps.serve.failures import FailureRule, FailureSchedule, failure_from_header
 from emu.config.load import load_config
 from emu.runs.runner import execute
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
@@ -168,10 +168,10 @@ def test_points_requests_and_the_scenario_tell_the_session(tmp_path: Path) -> No
         get = live.client.get
         for _ in range(3):
             assert (await live.complete(prompt="c" * 50, max_tokens=20)).status_code == 200
-        point = live.house.trends.take()
+        point = live.service.trends.take()
         assert point["ended"] == 3
         assert point["roles"] == {"decode": 1, "prefill": 1}
-        done = live.house.trends.ended
+        done = live.service.trends.ended
         assert point["ttft_p50_ms"] == pytest.approx(
             sorted((r.first_token_ns - r.arrival_ns) / 1e6 for r in done)[1], rel=1e-4
         )

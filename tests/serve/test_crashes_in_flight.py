@@ -65,7 +65,7 @@ class Killer:
 
     async def kill(self, looks: int) -> None:
         """At that look at which the flight is seen; another comes if it has just ended."""
-        cluster, house = self.live.cluster, self.live.house
+        cluster, service = self.live.cluster, self.live.service
         left = looks
 
         def strike() -> bool:
@@ -84,7 +84,7 @@ class Killer:
             return True
 
         with anyio.fail_after(PATIENCE_S):
-            while not await house.enter(strike):  # noqa: ASYNC110 (it looks at each turn)
+            while not await service.enter(strike):  # noqa: ASYNC110 (it looks at each turn)
                 await asyncio.sleep(0)
         self.killed += 1
 

@@ -72,7 +72,7 @@ def test_a_call_of_vllms_benchmark(tmp_path: Path) -> None:
 
     async def check(live: Live) -> None:
         body = {
-            "model": live.house.model,
+            "model": live.service.model,
             "prompt": "hello",
             "repetition_penalty": 1.0,
             "max_tokens": 3,
@@ -158,7 +158,7 @@ def test_errors_come_in_the_envelope(tmp_path: Path) -> None:
             assert answer.json()["error"]["message"]
         broken = await live.client.post("/v1/completions", content=b"{")
         assert broken.status_code == 400
-        assert live.house.http_refused[400] >= 10
+        assert live.service.counts.http_refused[400] >= 10
 
     run(tmp_path, tables(), check, max_body_mib=0.015)
 
@@ -211,7 +211,7 @@ def test_the_document_has_every_route(tmp_path: Path) -> None:
         }
         routes = {
             (re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path), method)
-            for route in make_app(live.house).routes
+            for route in make_app(live.service).routes
             if isinstance(route, Route)
             for method in route.methods or ()
             if method != "HEAD"
@@ -249,7 +249,7 @@ def test_ready_only_after_the_emulated_start_up(tmp_path: Path) -> None:
         assert int(early.headers["retry-after"]) >= 1
         assert (await live.client.get("/health")).status_code == 503
         assert (await live.client.get("/health/live")).status_code == 200
-        await live.until(lambda: live.house.is_ready)
+        await live.until(lambda: live.service.is_ready)
         assert (await live.complete(max_tokens=1)).status_code == 200
 
     run(tmp_path, tables(), check, startup_s=20.0)

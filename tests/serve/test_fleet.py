@@ -339,9 +339,9 @@ def test_a_crash_closes_the_port_and_fails_its_requests(tmp_path: Path) -> None:
             assert (await lost).status_code == 503
             assert (await complete(second, max_tokens=3)).status_code == 200
 
-            doors = live.server.doors
-            assert doors is not None
-            await live.until(lambda: doors.closed[0] > 0)
+            ports = live.server.ports
+            assert ports is not None
+            await live.until(lambda: ports.closed[0] > 0)
             while (await _health(first)) != 200:  # noqa: ASYNC110 (it restarts)
                 await asyncio.sleep(0.01)
             assert (await complete(first, max_tokens=3)).status_code == 200
@@ -375,7 +375,7 @@ def test_an_outside_autoscaler_adds_and_removes_replicas(tmp_path: Path) -> None
         while (await client.get(path)).json()["status"]["replicas"] < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
         waited_ns = live.cluster.kernel.wall_ns() - waited_ns
-        assert waited_ns / 1e9 > 0.5 * live.house.weights_to_host_s
+        assert waited_ns / 1e9 > 0.5 * live.service.weights_to_host_s
         async with endpoints(live) as clients:
             while (await _health(clients[2])) != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
-from emu.apps.serve.fleet import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
+from emu.apps.serve.kv_events import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
 from emu.kv.blocks import BlockPool
 from emu.request import Prefix, Request
 from tests.serve.live import Live, run, tables

@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from emu.apps.serve.intake import Adapter, Intake, Pace
+from emu.apps.serve.intake import Intake
+from emu.apps.serve.pace import Adapter, Pace
 from emu.errors import PaceLost
 from emu.kernel.wallclock import WallKernel
 from tests.serve.live import Live, run, tables
@@ -155,7 +156,7 @@ def test_a_fast_machine_keeps_the_pace(tmp_path: Path) -> None:
 def test_strict_ends_with_an_error(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         await ask(live)
-        await live.until(lambda: live.house.is_draining)
+        await live.until(lambda: live.service.is_draining)
 
     with pytest.raises(ExceptionGroup) as raised:
         run(tmp_path, tables(), check, turn_ms=200, strict_pace=True)
@@ -165,7 +166,7 @@ def test_strict_ends_with_an_error(tmp_path: Path) -> None:
 def test_the_speed_adapts_and_the_recording_says_so(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         await ask(live)
-        await live.until(lambda: bool(live.house.speed_changes))
+        await live.until(lambda: bool(live.service.speed_changes))
         answer = await live.client.get("/health")
         assert float(answer.headers["x-emu-speed"]) < 50
 

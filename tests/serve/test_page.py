@@ -29,7 +29,7 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
         for call in calls:
             assert (await call).status_code == 200
         assert live.cluster.faults.struck == {"straggler": 1}
-        assert live.house.commands_given == {("to_prefill", "done"): 2}
+        assert live.service.counts.commands_given == {("to_prefill", "done"): 2}
 
     def drive(url: str) -> None:
         with Browser(profile, url) as browser:

@@ -12,15 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.apps.observe import Client, ObserveOptions, Observer, parse_url, write_results
-from emu.apps.serve.house import tpot_ms
+from emu.apps.observe.drive import Observer
+from emu.apps.observe.files import write_results
+from emu.apps.observe.options import DriveOptions
 from emu.apps.serve.recording import to_toml
+from emu.apps.serve.trends import tpot_ms
 from emu.apps.serve.world import Choice
+from emu.apps.shared.client import Client, parse_url
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.log import make_log
-from emu.report.compare import read_measurement
+from emu.report.measurement import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
 from emu.workload.opened import open_workload
@@ -192,7 +195,7 @@ def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
         async def gap_ms() -> float:
             calls = [live.complete(prompt="g" * 20, max_tokens=40) for _ in range(2)]
             assert {a.status_code for a in await asyncio.gather(*calls)} == {200}
-            requests = list(live.house.trends.ended)[-2:]
+            requests = list(live.service.trends.ended)[-2:]
             return max(tpot_ms(request) for request in requests)
 
         plain = await gap_ms()
@@ -262,12 +265,12 @@ def test_observed_latencies_agree_with_the_replay(
 
     async def check(live: Live) -> None:
         turning = SimpleNamespace(**{**vars(asyncio), "sleep": live.clock.sleep})
-        monkeypatch.setattr("emu.apps.observe.asyncio", turning)
-        monkeypatch.setattr("emu.apps.observe.time", live.clock)
-        monkeypatch.setattr("emu.apps.observe.time", live.clock)
+        for module in ("emu.apps.observe.drive", "emu.apps.shared.client"):
+            monkeypatch.setattr(f"{module}.time", live.clock)
+        monkeypatch.setattr("emu.apps.observe.drive.asyncio", turning)
         workload = open_workload(table, base_dir=Path(), seed=1)
         client = Client(parse_url(live.server.url))
-        observer = Observer(client, await client.model(), workload, ObserveOptions(speed=speed))
+        observer = Observer(client, await client.model(), workload, DriveOptions(speed=speed))
         await observer.run()
         results.append(write_results(tmp_path / "observed", observer.seen, 1.0))
         assert [seen.error for seen in observer.seen] == [""] * 25

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from emu.apps.serve.metrics import EndpointPage
+from emu.apps.serve.endpoint_metrics import EndpointPage
 from emu.apps.serve.world import Choice
 from emu.request import Request
 from tests.serve.invariants import check_page, check_server
@@ -132,7 +132,7 @@ class Given:
         fleet = self._live.server.fleet
         assert fleet is not None
         for endpoint, given in zip(fleet.endpoints, self.counts, strict=True):
-            page = EndpointPage(self._live.house, fleet, endpoint).render().decode()
+            page = EndpointPage(self._live.service, fleet, endpoint).render().decode()
             check_page(page, accepted=given)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.observe import Client, StreamCall, parse_url
+from emu.apps.shared.client import Client, StreamCall, parse_url
 from tests.csvfile import csv_rows
 from tests.patience import PATIENCE_S
 

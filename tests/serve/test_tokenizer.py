@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.apps.serve.script import (
+from emu.apps.serve.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
     filler_ids,
     filler_start,
     filler_text,
-    write_tokenizer,
 )
+from emu.apps.serve.tokenizer_files import write_tokenizer
 from emu.errors import InputError
 from tests.patience import PATIENCE_S
 from tests.serve.live import Live, events, run, tables

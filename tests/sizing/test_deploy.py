@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 import emu
-from emu.apps.plan.plan import dynamo, kubernetes, llm_d, roles_of, vllm_flags
+from emu.apps.plan.flags import roles_of, vllm_flags
+from emu.apps.plan.manifests.dynamo import dynamo
+from emu.apps.plan.manifests.kubernetes import kubernetes
+from emu.apps.plan.manifests.llm_d import llm_d
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.config.schema import Config

@@ -12,22 +12,16 @@ import pytest
 import yaml
 
 import emu
-from emu.apps.plan.answer import base_config, search_of
-from emu.apps.plan.question import (
-    SYSTEMS,
-    Candidate,
-    GpuKind,
-    Layout,
-    Question,
-    gpu_kinds,
-    lengths,
-    objective,
-    scaled,
-    traffic,
-)
-from emu.apps.sweeps.drive import Base, Driver, meets, point_pool, point_store, with_seeds
+from emu.apps.plan.layouts import Candidate, Layout
+from emu.apps.plan.question import GpuKind, Question, gpu_kinds, objective
+from emu.apps.plan.scaled import SYSTEMS, scaled
+from emu.apps.plan.search import search_of
+from emu.apps.plan.tables import base_config
+from emu.apps.plan.traffic import lengths, traffic
+from emu.apps.shared.points import Base, Driver, meets, point_pool, point_store, with_seeds
 from emu.cli import main
 from emu.errors import InputError
+from emu.options.shared import Traffic
 
 GPUS_MAX = 5
 KINDS = ("H100", "A100-SXM4-80GB", "L40S")
@@ -57,7 +51,7 @@ def cheapest_of_all(given: dict[str, Any], directory: Path) -> float | None:
         hf_config="",
         gpus=kinds,
         has_prices=has_prices,
-        workload=traffic(workload="", preset="", **{name: given[name] for name in names}),
+        workload=traffic(Traffic(**{name: given[name] for name in names})),
         rate_per_s=given["rate"],
         objectives=tuple(objective(name, given[name]) for name in ("ttft_p95", "tpot_p95")),
         tensor_parallel=(1, 2),

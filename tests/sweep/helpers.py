@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from emu.apps.sweeps.drive import SweepResult, run_sweep
+from emu.apps.sweeps.options import SweepOptions
 
 BASE = """\
 [[nodes]]
@@ -42,4 +43,4 @@ def write(directory: Path, text: str, base: str = BASE) -> Path:
 def swept(directory: Path, text: str, **options: Any) -> SweepResult:
     """Write and run a sweep in this process."""
     options.setdefault("jobs", 1)
-    return run_sweep(write(directory, text), **options)
+    return run_sweep(SweepOptions(sweep=write(directory, text), **options))

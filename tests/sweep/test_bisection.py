@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.apps.sweeps.drive import Bisection
+from emu.apps.shared.bisection import Bisection
 
 
 def found(search: Bisection, threshold: float, goal: str, rounds_max: int = 60) -> list[float]:

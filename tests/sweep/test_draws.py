@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emu.apps.sweeps import repeats
-from emu.apps.sweeps.repeats import engines_of, numbers_of, run_draws
+from emu.apps.sweeps import draws, seeds
+from emu.apps.sweeps.draws import engines_of, numbers_of, run_draws
 from emu.cli import call
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
+from emu.runs.options import RunOptions
 from emu.runs.runner import Origin, adjust
 
 CONFIG = """
@@ -105,7 +106,9 @@ def test_a_recorded_workload_is_not_drawn(tmp_path: Path) -> None:
     (tmp_path / "w.jsonl").write_text(json.dumps(row) + "\n")
     path = config_file(tmp_path, workload='[workload]\npath = "w.jsonl"')
     config = adjust(load_config(path), seed=None, output=tmp_path / "run")
-    found = run_draws(config, "c", 2, jobs=1, report=False, origin=Origin("emu"), is_quiet=True)
+    found = run_draws(
+        config, "c", RunOptions(draws=2, jobs=1, quiet=True), report=False, origin=Origin("emu")
+    )
     assert found.varied == ["engine", "sampling"]
 
 
@@ -218,12 +221,13 @@ def test_interrupted_draws_and_seeds_go_on_where_they_were(
     path = config_file(tmp_path)
     words = ["run", str(path), "-q", "-j", "1", option, "4", "-o"]
     call([*words, str(tmp_path / "whole")])
-    real = getattr(repeats, name)
-    monkeypatch.setattr(repeats, name, stopping(real, 3))
+    module = draws if option == "--draws" else seeds
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, stopping(real, 3))
     with pytest.raises(KeyboardInterrupt):
         call([*words, str(tmp_path / "again")])
     assert len(list((tmp_path / "again" / "points").iterdir())) == 3
-    monkeypatch.setattr(repeats, name, stopping(real, 1))  # one is left
+    monkeypatch.setattr(module, name, stopping(real, 1))  # one is left
     call([*words, str(tmp_path / "again")])
     assert (tmp_path / "again" / result).read_bytes() == (tmp_path / "whole" / result).read_bytes()
     assert not (tmp_path / "again" / "points").exists()

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.sweeps.results import (
-    columns_of,
-    in_order,
-    key_label,
-    plot_names,
-    shown_figures,
-    write_page,
-)
+from emu.apps.sweeps.labels import in_order, key_label, plot_names, shown_figures
+from emu.apps.sweeps.page import write_page
+from emu.apps.sweeps.results import columns_of
 from emu.cli import main
-from emu.report.html import breakable
+from emu.report.page.pages import breakable
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.sweeps.drive import fixed_points
-from emu.apps.sweeps.sweepfile import Condition, Sweep, figure_names, load_sweep, parse_conditions
+from emu.apps.shared.conditions import Condition, figure_names, parse_conditions
+from emu.apps.sweeps.points import fixed_points
+from emu.apps.sweeps.sweepfile import Sweep, load_sweep
 from emu.errors import InputError
 
 

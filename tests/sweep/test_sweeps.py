@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.sweeps.drive import Base, Point, PointResult, SweepResult, Task, point_pool, run_point
-from emu.apps.sweeps.results import answer_text, write_page, write_results
+from emu.apps.shared.points import Base, Point, PointResult, Task, point_pool, run_point
+from emu.apps.sweeps.drive import SweepResult
+from emu.apps.sweeps.page import write_page
+from emu.apps.sweeps.results import write_results
+from emu.apps.sweeps.words import answer_text
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.process.pool import Workers
+from emu.process.workers import Workers
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
 from tests.patience import PATIENCE_S, until
@@ -151,8 +154,8 @@ def test_a_stored_point_is_run_again_only_when_what_it_depends_on_changed(tmp_pa
     assert swept(tmp_path, grid).from_store == 2
     wider = grid.replace("[1, 2]", "[1, 2, 3]")
     assert swept(tmp_path, wider).from_store == 2
-    assert swept(tmp_path, grid, settings={"seed": 9}).from_store == 0
-    assert swept(tmp_path, grid, settings={"output.trace": True}).from_store == 2
+    assert swept(tmp_path, grid, overrides=["seed=9"]).from_store == 0
+    assert swept(tmp_path, grid, overrides=["output.trace=true"]).from_store == 2
 
 
 def test_the_key_follows_the_content_of_files_not_their_place(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_a_worker_that_dies_is_told() -> None:
 
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.process.pool._END_S", PATIENCE_S)  # it has yet to begin
+    monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
     with point_pool(2, None) as pool:
         assert isinstance(pool, Workers)
         assert list(pool.results([])) == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from emu.apps.whatif.command import export_run, look
+from emu.apps.whatif.export import export_run
+from emu.apps.whatif.options import WhatifOptions
+from emu.apps.whatif.replay import look
 from tests.serve.live import Live, run, tables
 
 
@@ -25,7 +27,15 @@ def test_the_log_of_a_live_run_is_replayed_within_a_per_cent(tmp_path: Path) -> 
     run(tmp_path, tables(replicas=[{"count": 2}], scheduler=scheduler), traffic, speed=20.0)
     log = tmp_path / "spans.json"
     assert export_run(tmp_path / "run", log, "otel") == 32
-    answer = look(log, tmp_path / "replay.toml", ("router.policy=load",), decisions=-1, jobs=1)
+    answer = look(
+        WhatifOptions(
+            log=log,
+            config=tmp_path / "replay.toml",
+            tries=["router.policy=load"],
+            decisions=-1,
+            jobs=1,
+        )
+    )
     assert answer.requests == 32 and answer.is_pinned and len(answer.distances) == 15
     assert all(abs(one.percent) < 1 for one in answer.distances), answer.distances
     assert all(abs(one.p99) < 1 for one in answer.paired), answer.paired

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import emu
-from emu.apps.whatif.command import alternatives, export_run, look
+from emu.apps.whatif.export import export_run
+from emu.apps.whatif.options import WhatifOptions
+from emu.apps.whatif.regret import alternatives
+from emu.apps.whatif.replay import look
 from emu.apps.whatif.variants import Variant, run_variant
 from emu.cli import main
 from emu.config.load import config_from_dict
@@ -69,7 +72,7 @@ def test_a_log_of_a_run_is_replayed_within_a_per_cent(format: str, tmp_path: Pat
     _, config = recorded(tmp_path)
     log = tmp_path / "log"
     assert export_run(tmp_path / "run", log, format) == 80  # type: ignore[arg-type]
-    answer = look(log, config, (), decisions=-1, jobs=1)
+    answer = look(WhatifOptions(log=log, config=config, decisions=-1, jobs=1))
     assert answer.format == format and answer.requests == 80
     assert len(answer.distances) == 15
     assert all(abs(one.percent) < 1 for one in answer.distances), answer.distances
@@ -78,7 +81,15 @@ def test_a_log_of_a_run_is_replayed_within_a_per_cent(format: str, tmp_path: Pat
 
 def test_the_recorded_policy_has_no_regret_against_itself(tmp_path: Path) -> None:
     log, config = recorded(tmp_path)
-    answer = look(log, config, ("router.policy=load", "router.policy=random"), decisions=-1, jobs=1)
+    answer = look(
+        WhatifOptions(
+            log=log,
+            config=config,
+            tries=["router.policy=load", "router.policy=random"],
+            decisions=-1,
+            jobs=1,
+        )
+    )
     by_name = {one.name: one for one in answer.alternatives}
     for name in ("as configured", "router.policy=load"):
         assert all((c.mean_ms, c.low_ms, c.high_ms) == (0, 0, 0) for c in by_name[name].changes)
@@ -110,8 +121,8 @@ def test_a_bad_router_shows_regret_and_the_page_names_its_decisions(tmp_path: Pa
 def test_a_part_of_the_decisions_gives_an_interval_around_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(BAD)
     log, config = recorded(tmp_path, requests=60, policy=f"'{tmp_path}/bad.py:Bad'")
-    whole = look(log, config, (), decisions=0, jobs=1).regret
-    part = look(log, config, (), decisions=25, jobs=1).regret
+    whole = look(WhatifOptions(log=log, config=config, decisions=0, jobs=1)).regret
+    part = look(WhatifOptions(log=log, config=config, decisions=25, jobs=1)).regret
     assert whole is not None and part is not None
     assert whole.low_ms == whole.mean_ms == whole.high_ms
     assert part.low_ms < part.mean_ms < part.high_ms

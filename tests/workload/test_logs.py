@@ -10,7 +10,8 @@ import pytest
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.workload.logs import block_of, read_log
+from emu.workload.logs.log_reader import read_log
+from emu.workload.logs.log_record import block_of
 from emu.workload.opened import open_workload
 
 VLLM_BENCH = (

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
-from emu.workload.chunks import Chunk, exact_decimal, read_decimals, read_stamps, split_fields
-from emu.workload.csvformats import CsvParser, dialect_of, split_header
+from emu.workload.formats.csv_columns import read_decimals, read_stamps, split_fields
+from emu.workload.formats.csv_dialects import dialect_of, split_header
+from emu.workload.formats.csv_parser import CsvParser
+from emu.workload.formats.decimals import exact_decimal
+from emu.workload.formats.text_file import Chunk
 from emu.workload.items import Notes
 from tests.workload.helpers_workload import SHARED_TRACES, error_of, open_file, rows
 

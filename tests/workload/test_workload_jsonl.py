@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
-from emu.workload.chunks import Chunk
+from emu.workload.formats.json_fields import Place
+from emu.workload.formats.jsonl import JsonlParser
+from emu.workload.formats.jsonl_line import read_line
+from emu.workload.formats.text_file import Chunk
 from emu.workload.items import Line, Notes
-from emu.workload.jsonl import JsonlParser, read_line
 from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, follower, open_file, rows
 
 GOOD = '{"input_toks":4,"output_toks":2,"arrival_time_ns":9}\n'
@@ -329,7 +331,7 @@ def test_fast_path_accepts_exactly_what_the_strict_reader_accepts(fields):
     parser = JsonlParser("w")
     fast_notes, notes = Notes(), Notes()
     try:
-        expected = read_line("w", 1, raw, notes)
+        expected = read_line(Place("w", 1), raw, notes)
     except InputError as error:
         with pytest.raises(InputError) as caught:
             parser.parse(chunk, fast_notes)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from emu.config.schema import SyntheticTable, WorkloadTable
 from emu.errors import InputError
 from emu.workload import open_workload
-from emu.workload.opened import scale_exactly
+from emu.workload.timebase import scale_exactly
 from tests.workload.helpers_workload import (
     SHARED_TRACES,
     brief,

@@ -18,7 +18,8 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.workload import open_workload
-from emu.workload.synthetic import arrival_stream, length_sampler
+from emu.workload.arrivals import arrival_stream
+from emu.workload.lengths import length_sampler
 from tests.workload.helpers_workload import follower, open_synthetic, rows
 
 FIXED = LengthsTable(distribution="fixed", value=10)

@@ -15,7 +15,9 @@ from emu.cli.workload import _picture_svg
 from emu.config.schema import LengthsTable, SessionsTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError
 from emu.workload.items import Line, Turn
-from emu.workload.tools import convert, cut, describe, generate, lines_of, picture, scale, sparkline
+from emu.workload.picture import picture, sparkline
+from emu.workload.statistics import describe
+from emu.workload.tools import convert, cut, generate, lines_of, scale
 from tests.workload.helpers_workload import (
     SHARED_TRACES,
     SHARED_WORKLOADS,

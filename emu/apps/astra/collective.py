@@ -27,7 +27,7 @@ from emu.network.collectives import collective_ns
 from emu.network.congestion import congested_ns
 from emu.network.dimensions import NetworkDim, rank_count
 from emu.network.rounds import CollectiveSystem, Kind
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 _TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")
 _FINISHED: Final = re.compile(r"sys\[\d+\] finished, (\d+) cycles")

@@ -36,7 +36,7 @@ from emu.config.names import toml_text
 from emu.config.schema import Config
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.log import Format, Level, Log, make_log
-from emu.process.exits import open_console
+from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.rng import rng_stream
 from emu.runs.runner import prepare, told_every

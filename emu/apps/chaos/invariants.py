@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import InvariantViolation
-from emu.faults.ports import census, splits
+from emu.faults.census import census, splits
 from emu.replica.states import CLOSED, ReplicaState
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _gpus(cluster: Cluster) -> list[str]:
         (kind, marks)
         for scaler in cluster.scalers
         if not scaler.loader.active
-        for kind, marks in (("rdma", scaler.rdma), ("nvlink", scaler.nvl))
+        for kind, marks in (("rdma", scaler.under_way.rdma), ("nvlink", scaler.under_way.nvl))
     ]
     for kind, marks in marked:
         live = [r for r in marks if cluster.replicas[r].state not in _NEW]

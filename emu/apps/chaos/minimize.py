@@ -17,7 +17,7 @@ import msgspec
 
 from emu.apps.chaos.trial import REFUSED, run_world, world_config
 from emu.apps.chaos.worlds import World
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 from emu.runs.runner import prepare
 
 T = TypeVar("T")

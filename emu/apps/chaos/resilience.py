@@ -22,7 +22,8 @@ from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.process.exits import open_console, scratch
+from emu.process.console import open_console
+from emu.process.interrupts import scratch
 from emu.report.summary import Summary
 from emu.runs.runner import execute
 from emu.units import NS_PER_MS, NS_PER_S

@@ -18,7 +18,7 @@ from emu.apps.chaos.trial import REFUSED, Verdict
 from emu.config.load import effective_dict
 from emu.config.schema import Config
 from emu.config.tables import LimitsTable
-from emu.process.exits import held
+from emu.process.interrupts import held
 from emu.runs.inputs import named_plugins
 from emu.runs.runner import told_every
 

@@ -38,7 +38,7 @@ from emu.errors import EmuError, InputError, InvariantViolation
 from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
-from emu.process.exits import scratch, sent_to
+from emu.process.interrupts import scratch, sent_to
 from emu.replica.states import ReplicaState as S
 from emu.report.history import History
 from emu.report.summary import build_summary, plain_summary

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from emu.autoscale.planner import Demand, Rates, scan
+from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 

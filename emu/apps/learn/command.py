@@ -6,41 +6,48 @@ The rim: options, what the server says of itself, progress, tables, what an inte
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
 from rich.table import Table
 
-from emu.apps.learn.levels import Level, Options, Server, read_benchmarks, save_case
-from emu.apps.learn.session import About, Emulator, Learned, Session, check_name, save, save_partial
+from emu.apps.learn.case import save_case
+from emu.apps.learn.emulations import Emulator
+from emu.apps.learn.fields import Level
+from emu.apps.learn.file import About, check_name, save, save_partial
+from emu.apps.learn.levels import read_benchmarks
+from emu.apps.learn.options import LearnOptions
+from emu.apps.learn.server import Server, server_of
+from emu.apps.learn.session import Learned, Session
+from emu.apps.shared.answer import Reply, tell
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
-from emu.process.exits import open_console
+from emu.process.pool import cores
 
 
-def learn_command(options: Options) -> int:
+def learn_command(options: LearnOptions) -> int:
     """Read, fit, judge, save, print. Raises InputError."""
     urls = [s for s in options.sources if s.startswith(("http://", "https://"))]
     if urls and len(options.sources) > 1:
         raise InputError("learn", None, "SOURCE", "one server at a time, or files")
     if urls:
-        from emu.apps.learn.probe import probe_levels
+        from emu.apps.learn.live import probe_levels
 
         levels, server, files = probe_levels(urls[0], options)
     else:
         files = [Path(source) for source in options.sources]
         levels = [level for path in files for level in read_benchmarks(path)]
         levels = _told_apart(levels)
-        server = options.server
-        if options.address:
-            from emu.apps.learn.probe import asked
+        server = server_of(options)
+        if options.server:
+            from emu.apps.learn.live import asked
 
-            server = asked(options.address, server)
+            server = asked(options.server, server)
     levels = [level for level in levels if level.label not in options.skip]
     if not levels:
         raise InputError("learn", None, "--skip", "leaves nothing")
@@ -59,27 +66,13 @@ def _told_apart(levels: Sequence[Level]) -> list[Level]:
 
 
 def learn_levels(
-    levels: Sequence[Level], server: Server, files: Sequence[Path], options: Options
+    levels: Sequence[Level], server: Server, files: Sequence[Path], options: LearnOptions
 ) -> int:
     """Fit to levels that have been read or driven."""
     name = check_name(options.name or files[0].stem)
-    place = options.directory / name
-    overrides = options.overrides
-    if options.config is None:
-        if not server.model:
-            said = next((level.model for level in levels if level.model), "")
-            server = msgspec.structs.replace(server, model=said)
-        path = save_case(place, server.text(name), levels, options.shared_tokens)
-    else:
-        text = options.config.read_text("utf-8") if options.config.is_file() else ""
-        load_config(options.config, overrides)
-        path = options.config
-        save_case(place, text, levels, options.shared_tokens)
-        overrides = (*overrides, f"workload.path={(place / 'workload.jsonl').absolute()}")
-    if any(level.is_engines_time for level in levels):
-        overrides = (*overrides, "latency.front_end=false")
-    config = load_config(path, overrides)
-    plan = make_plan(config, str(path))
+    place = options.output / name
+    path, overrides = _case(levels, server, place, options)
+    plan = make_plan(load_config(path, overrides), str(path))
     replica = plan.replicas[0]
     bound = replica.bound
     if bound is None:
@@ -90,9 +83,9 @@ def learn_levels(
     )
     requests = sum(len(level.requests) for level in levels)
     progress = Progress(is_quiet=options.quiet)
-    out = options.directory / f"{name}.toml"
+    out = options.output / f"{name}.toml"
     with Emulator(
-        path, overrides, requests, base, options.processes or _cores(), progress.done
+        path, overrides, requests, base, options.jobs or cores(), progress.done
     ) as emulator:
         session = Session(levels, known, emulator)
         try:
@@ -100,7 +93,7 @@ def learn_levels(
         except KeyboardInterrupt:
             progress.close()
             if session.best is not None:
-                partial = options.directory / f"{name}.partial.toml"
+                partial = options.output / f"{name}.partial.toml"
                 save_partial(partial, base, with_values(engine, session.best.values))
                 print(f"what was found so far is in {partial}, not judged", file=sys.stderr)
             raise
@@ -119,15 +112,33 @@ def learn_levels(
         date=options.date or max((level.date for level in levels), default=""),
     )
     save(out, base, learned, about)
-    if options.as_json:
-        print(msgspec.json.format(msgspec.json.encode(_document(out, learned, about))).decode())
-    elif not options.quiet:
-        _print(out, learned, levels, place)
-    return 0
+
+    def show(console: Console) -> None:
+        _print(console, out, learned, levels)
+        console.print(f"workload and configuration: {place}", soft_wrap=True)
+
+    return tell(Reply(show, lambda: _document(out, learned, about)), options)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _case(
+    levels: Sequence[Level], server: Server, place: Path, options: LearnOptions
+) -> tuple[Path, tuple[str, ...]]:
+    """The configuration that is emulated, with the overrides that belong to it."""
+    overrides = tuple(options.overrides)
+    if options.config is None:
+        if not server.model:
+            said = next((level.model for level in levels if level.model), "")
+            server = msgspec.structs.replace(server, model=said)
+        path = save_case(place, server.text(place.name), levels, options.shared_prefix)
+    else:
+        text = options.config.read_text("utf-8") if options.config.is_file() else ""
+        load_config(options.config, overrides)
+        path = options.config
+        save_case(place, text, levels, options.shared_prefix)
+        overrides = (*overrides, f"workload.path={(place / 'workload.jsonl').absolute()}")
+    if any(level.is_engines_time for level in levels):
+        overrides = (*overrides, "latency.front_end=false")
+    return path, overrides
 
 
 def _document(out: Path, learned: Learned, about: About) -> dict[str, object]:
@@ -158,8 +169,7 @@ def _document(out: Path, learned: Learned, about: About) -> dict[str, object]:
     }
 
 
-def _print(out: Path, learned: Learned, levels: Sequence[Level], place: Path) -> None:
-    console = open_console()
+def _print(console: Console, out: Path, learned: Learned, levels: Sequence[Level]) -> None:
     judged = learned.judged
     for level in levels:
         notes = f"{len(level.requests)} requests, {level.running:.1f} in flight"
@@ -202,7 +212,6 @@ def _print(out: Path, learned: Learned, levels: Sequence[Level], place: Path) ->
             soft_wrap=True,
         )
     console.print(f'[latency] engine = "{out}"', markup=False, soft_wrap=True)
-    console.print(f"workload and configuration: {place}", soft_wrap=True)
 
 
 class Progress:

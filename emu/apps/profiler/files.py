@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -39,7 +39,7 @@ def write_attention(path: Path, times: Mapping[AttentionPoint, float]) -> None:
     _write(path, "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", lines)
 
 
-def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
+def write_yaml(path: Path, content: Mapping[str, object]) -> None:
     """A mapping, keys in the order given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=False, width=100)

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 from emu.apps.profiler.grid import AttentionPoint
 from emu.apps.profiler.shapes import Shapes
 from emu.apps.profiler.timers import Call
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import dtype as Dtype
 
 STAND_INS: Final = {
     "layernorm": "add_ and layer_norm: residual and RMSNorm",
@@ -30,7 +35,7 @@ STAND_INS: Final = {
 class Kernels:
     """Calls for one rank's shapes; weights are made once, inputs for each point."""
 
-    def __init__(self, torch: Any, shapes: Shapes, *, device: str, dtype: Any) -> None:
+    def __init__(self, torch: ModuleType, shapes: Shapes, *, device: str, dtype: Dtype) -> None:
         self._torch = torch
         self.shapes = shapes
         self._options = {"device": device, "dtype": dtype}
@@ -46,10 +51,10 @@ class Kernels:
         self._scale = self._values(s.hidden)
         self._head_scale = self._values(s.head_dim)
         self._table = self._values(s.whole_vocab, s.hidden)
-        self._pool: Any = None
+        self._pool: Tensor = None
         self._has_flash = self._find_flash()
 
-    def _values(self, *size: int) -> Any:
+    def _values(self, *size: int) -> Tensor:
         return self._torch.randn(*size, **self._options)
 
     @property
@@ -59,7 +64,7 @@ class Kernels:
             return "aten flash attention, grouped heads"
         return "scaled_dot_product_attention; over a history, keys for every query head"
 
-    def _weight(self, rows: int, columns: int) -> Any:
+    def _weight(self, rows: int, columns: int) -> Tensor:
         return self._values(rows, columns).mul_(columns**-0.5)
 
     def layer(self, name: str, count: int) -> Call:
@@ -151,7 +156,7 @@ class Kernels:
         """Memory for the KV of so many tokens, shared by all points."""
         self._pool = self._values(2, tokens, self.shapes.kv_heads, self.shapes.head_dim)
 
-    def _kv(self, sequences: int, tokens: int, start: int = 0) -> tuple[Any, Any]:
+    def _kv(self, sequences: int, tokens: int, start: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values, (sequences, tokens, heads, width), from a place in the pool on."""
         s = self.shapes
         keys, values = (
@@ -186,10 +191,12 @@ class Kernels:
         attend = self._torch.nn.functional.scaled_dot_product_attention
         return lambda: attend(query, keys, values, enable_gqa=True)
 
-    def _of_every_head(self, part: Any) -> Any:
+    def _of_every_head(self, part: Tensor) -> Tensor:
         return part.repeat_interleave(self.shapes.heads // self.shapes.kv_heads, dim=1)
 
-    def _flash(self, query: Any, keys: Any, values: Any, *, is_causal: bool) -> Call:
+    def _flash(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool
+    ) -> Callable[[], tuple[Tensor, ...]]:
         """The library's flash kernel with grouped heads: FlashAttention 2, as engines have it."""
         flash = self._torch.ops.aten._flash_attention_forward
         new, whole = query.shape[1], keys.shape[1]

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 import msgspec
 
@@ -123,7 +124,7 @@ def profile(options: ProfileOptions) -> Path:
     hardware = options.hardware or hardware_name(name)
     directory = Path(options.out) / hardware / spec.name / "bf16"
     start = time.monotonic()
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     with torch.inference_mode():
         for index, (tp, rank) in enumerate(shapes.items(), start=1):
             deadline = start + options.budget_s * index / len(shapes)
@@ -166,14 +167,15 @@ def degrees(text: str) -> tuple[int, ...]:
     return found
 
 
-def import_torch() -> Any:
+def import_torch() -> ModuleType:
     """PyTorch, or an InputError that names the extra."""
     try:
         import torch
     except ImportError:
         problem = f"PyTorch is not installed: {install_hint('profiler')}"
         raise InputError("profile", None, "torch", problem) from None
-    return torch
+    found: ModuleType = torch
+    return found
 
 
 def hardware_name(device: str) -> str:
@@ -189,7 +191,7 @@ def _spec(options: ProfileOptions) -> ModelSpec:
     return lookup_model(options.model, "profile", "--model")
 
 
-def _kv_tokens_max(torch: Any, device: str, shapes: Shapes, limits: Limits) -> int:
+def _kv_tokens_max(torch: ModuleType, device: str, shapes: Shapes, limits: Limits) -> int:
     """KV that any point may read: all sequences at the longest context, or half of what is free."""
     most = limits.max_sequences * (limits.max_context + 1) + limits.max_tokens + limits.max_context
     if device == "cuda":
@@ -207,8 +209,13 @@ def _write_tables(folder: Path, tables: Tables) -> None:
 
 
 def _meta(
-    options: ProfileOptions, spec: ModelSpec, hardware: str, device: str, torch: Any, took_s: float
-) -> dict[str, Any]:
+    options: ProfileOptions,
+    spec: ModelSpec,
+    hardware: str,
+    device: str,
+    torch: ModuleType,
+    took_s: float,
+) -> dict[str, object]:
     limits = options.limits
     return {
         "profiler": "emu",

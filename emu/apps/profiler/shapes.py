@@ -6,7 +6,7 @@ profiler does not have (experts, latent or sliding-window attention) are refused
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -92,11 +92,11 @@ def dense_layers(shapes: Shapes) -> list[str]:
 SEQUENCE_LAYERS: Final = ("lm_head", "sampler")
 
 
-def architecture(shapes: Shapes) -> dict[str, Any]:
+def architecture(shapes: Shapes) -> dict[str, object]:
     """The order of layers of one iteration, as `architecture.yaml` of the bundle says it."""
     norm = ["qk_norm"] if shapes.qk_norm else []
 
-    def facts(names: list[str]) -> dict[str, Any]:
+    def facts(names: list[str]) -> dict[str, object]:
         return {name: {"tp_stable": True} if name in TP_STABLE else {} for name in names}
 
     return {

@@ -13,9 +13,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from types import ModuleType
+from typing import Final, Protocol
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 
 _LEAD_US: Final = 300.0
 """Longer than the host takes to launch what one layer needs (some 10 us for each of a few)."""
@@ -50,7 +51,7 @@ class CpuTimer:
 class CudaTimer:
     """Events on the current CUDA stream."""
 
-    def __init__(self, torch: Any, repeats: int = 5) -> None:
+    def __init__(self, torch: ModuleType, repeats: int = 5) -> None:
         self._torch = torch
         self.repeats = repeats
         cache_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)

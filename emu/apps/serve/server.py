@@ -1,4 +1,4 @@
-"""The rim of live mode: sockets, signals, files, and the end.
+"""Live mode from its sockets to its files: ports, signals, tasks, and the end.
 
 One event loop holds the actors and the HTTP server. SIGTERM or SIGINT drains: new calls get 503,
 answers under way are finished (at most `--drain-s` of wall time), results are written, and the
@@ -30,23 +30,19 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from emu.apps.serve.app import make_app
-from emu.apps.serve.control import snapshot
-from emu.apps.serve.endpoint import endpoint_app
-from emu.apps.serve.fleet import (
-    BACKLOG,
-    Dispatch,
-    Doors,
-    Fleet,
-    KvEvents,
-    bind,
-    check_fleet,
-    port_of,
-    wire_of,
-)
-from emu.apps.serve.house import House, ServeOptions, served_names, weights_from_host_s
-from emu.apps.serve.intake import STRICT_REQUESTS_MIN, Adapter, Intake, LiveProtocol, is_loopback
+from emu.apps.serve.endpoint_app import endpoint_app
+from emu.apps.serve.fleet import Fleet, check_fleet
+from emu.apps.serve.guard import is_loopback
+from emu.apps.serve.intake import Intake, LiveProtocol
+from emu.apps.serve.kv_events import KvEvents, wire_of
+from emu.apps.serve.options import ServeOptions
+from emu.apps.serve.pace import STRICT_REQUESTS_MIN, Adapter
+from emu.apps.serve.ports import BACKLOG, Dispatch, ReplicaPorts, bind, port_of
 from emu.apps.serve.recording import LiveRecorder, ReplayFile, TrafficLog
-from emu.apps.serve.script import make_tokenizer, write_tokenizer
+from emu.apps.serve.service import Service, served_names, weights_from_host_s
+from emu.apps.serve.snapshot import snapshot
+from emu.apps.serve.tokenizer import make_tokenizer
+from emu.apps.serve.tokenizer_files import write_tokenizer
 from emu.apps.serve.world import LiveCluster, live_config
 from emu.cluster.audit import final_error
 from emu.cluster.ending import Outcome
@@ -57,7 +53,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
-from emu.process.exits import sent_to
+from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, next_free, write_results
@@ -67,7 +63,7 @@ _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
 _REPLICAS_SLOW: Final = 64
 """Above so many replicas snapshots come half as often: a page that is open stays cheap."""
-_DOORS_S: Final = 0.05
+_PORTS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
 _CLOSE_S: Final = 5.0
 """Wall time that clients have to take the last bytes."""
@@ -105,13 +101,13 @@ class LiveServer:
             policy = self.config.scheduler.policy
             check_fleet(len(self.plan.replicas), policy, options.ports, source)
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
-        self.house: House | None = None
+        self.service: Service | None = None
         self.port = options.port
         self._started = (time.perf_counter(), time.process_time())
         self._group: TaskGroup | None = None
         self._has_told = False
         self.fleet: Fleet | None = None
-        self.doors: Doors | None = None
+        self.ports: ReplicaPorts | None = None
         self._endpoint_sockets: list[socket.socket] = []
 
     # --- running ------------------------------------------------------------------------------
@@ -170,15 +166,15 @@ class LiveServer:
         )
         caching = any(r.scheduler.caches_prefixes for r in self.plan.replicas)
         cluster = LiveCluster(self.plan, recorder, kernel, has_prefixes=caching)
-        house = self.house = House(
+        service = self.service = Service(
             cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
         )
-        dispatch = Dispatch(make_app(house))
-        doors = self._make_fleet(house, dispatch) if self.options.fleet else None
+        dispatch = Dispatch(make_app(service))
+        ports = self._make_fleet(service, dispatch) if self.options.fleet else None
         server = _Server(
             uvicorn.Config(
                 dispatch,
-                http=_Protocol(house.intake, self.options.header_timeout_s),
+                http=_Protocol(service.intake, self.options.header_timeout_s),
                 ws="none",
                 ssl_certfile=self.options.tls_cert or None,
                 ssl_keyfile=self.options.tls_key or None,
@@ -200,15 +196,15 @@ class LiveServer:
                 outcome = await cluster.run()
                 kept.append(outcome)
                 cluster.end_open(outcome.error)
-                house.is_draining = True
-                house.hub.close()
+                service.is_draining = True
+                service.hub.close()
                 server.should_exit = True
                 ended.set()
 
             group.start_soon(emulate)
-            group.start_soon(self._tick, house)
-            if doors is not None:
-                group.start_soon(self._keep_doors, doors, server)
+            group.start_soon(self._tick, service)
+            if ports is not None:
+                group.start_soon(self._keep_ports, ports, server)
             self._group = group
             if announce is not None:
                 announce(self)
@@ -218,40 +214,40 @@ class LiveServer:
                 await server.serve(sockets=[listening])
             finally:
                 _drop_connections(server)
-                if doors is not None:
-                    doors.close()
+                if ports is not None:
+                    ports.close()
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
         return kept[0], cluster
 
-    def _make_fleet(self, house: House, dispatch: Dispatch) -> Doors:
+    def _make_fleet(self, service: Service, dispatch: Dispatch) -> ReplicaPorts:
         """Endpoints, and their ports."""
         options = self.options
         ports = [port_of(s) for s in self._endpoint_sockets]
-        fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
+        fleet = Fleet(service, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
         if options.kv_events_port is not None:
             wire = wire_of(options.wire)
-            fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
+            fleet.events = KvEvents(service, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
-            dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
-        self.doors = Doors(options.host, fleet.endpoints, self._endpoint_sockets)
-        return self.doors
+            dispatch.by_port[endpoint.port] = endpoint_app(service, fleet, endpoint)
+        self.ports = ReplicaPorts(options.host, fleet.endpoints, self._endpoint_sockets)
+        return self.ports
 
-    async def _keep_doors(self, doors: Doors, server: _Server) -> None:
+    async def _keep_ports(self, ports: ReplicaPorts, server: _Server) -> None:
         """Ports follow the states of their replicas."""
         while True:
             if server.started:
-                await doors.update(server)
-                for problem in doors.problems:
+                await ports.update(server)
+                for problem in ports.problems:
                     print(f"warning: {problem}", file=sys.stderr, flush=True)
-                doors.problems.clear()
+                ports.problems.clear()
             if self.fleet is not None:
                 self.fleet.handoffs.sweep()
                 if self.fleet.events is not None:
                     self.fleet.events.update()
-            await asyncio.sleep(_DOORS_S)
+            await asyncio.sleep(_PORTS_S)
 
     def _startup_ns(self) -> int:
         """Emulated start-up: given, or the time to load the weights from host memory."""
@@ -259,75 +255,75 @@ class LiveServer:
             return s_to_ns(self.options.startup_s)
         return s_to_ns(weights_from_host_s(self.plan))
 
-    async def _tick(self, house: House) -> None:
+    async def _tick(self, service: Service) -> None:
         """Let time be seen to pass: samples, snapshots, lag; slow down or give up if need be."""
-        kernel = house.cluster.kernel
+        kernel = service.cluster.kernel
         loop = asyncio.get_running_loop()
-        adapter = Adapter(house.cluster.pace, self.options.speed)
+        adapter = Adapter(service.cluster.pace, self.options.speed)
         ticks_per_snapshot = _TICKS_PER_SNAPSHOT
-        if len(house.cluster.replicas) > _REPLICAS_SLOW:
+        if len(service.cluster.replicas) > _REPLICAS_SLOW:
             ticks_per_snapshot *= 2
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
-            house.loop_lag_s = max(0.0, loop.time() - due_s)
-            house.loop_lag_max_s = max(house.loop_lag_max_s, house.loop_lag_s)
-            house.drift_s = kernel.behind_ns / NS_PER_S
-            house.drift_max_s = max(house.drift_max_s, house.drift_s)
+            service.loop_lag_s = max(0.0, loop.time() - due_s)
+            service.loop_lag_max_s = max(service.loop_lag_max_s, service.loop_lag_s)
+            service.drift_s = kernel.behind_ns / NS_PER_S
+            service.drift_max_s = max(service.drift_max_s, service.drift_s)
             kernel.enter(_nothing)  # samples are taken when time passes
             ticks += 1
             if ticks % _TICKS_PER_FLUSH == 0:
                 if self.options.slow_down == "auto":
-                    self._adapt(house, adapter)
-                self._judge(house)
-                point = house.trends.take()
-                if house.hub.listeners:
-                    house.hub.publish(point)
-            if ticks % ticks_per_snapshot == 0 and house.hub.listeners:
-                house.hub.publish(snapshot(house))
+                    self._adapt(service, adapter)
+                self._judge(service)
+                point = service.trends.take()
+                if service.hub.listeners:
+                    service.hub.publish(point)
+            if ticks % ticks_per_snapshot == 0 and service.hub.listeners:
+                service.hub.publish(snapshot(service))
             if ticks % _TICKS_PER_FLUSH == 0:
-                house.cluster.tape.flush()
+                service.cluster.tape.flush()
 
-    def _adapt(self, house: House, adapter: Adapter) -> None:
-        before = house.speed
-        speed = adapter.next_speed(before, house.drift_s)
+    def _adapt(self, service: Service, adapter: Adapter) -> None:
+        before = service.speed
+        speed = adapter.next_speed(before, service.drift_s)
         if speed != before:
             why = "the machine does not keep up" if speed < before else "the machine keeps up"
-            house.set_speed(speed, why)
+            service.set_speed(speed, why)
             print(f"speed        {before:.3g} to {speed:.3g}: {why}", file=sys.stderr, flush=True)
 
-    def _judge(self, house: House) -> None:
+    def _judge(self, service: Service) -> None:
         """Say once that the pace is lost; a strict server ends then."""
-        pace = house.cluster.pace
+        pace = service.cluster.pace
         if self._has_told or not pace.is_late or pace.requests < STRICT_REQUESTS_MIN:
             return
         self._has_told = True
         print(f"warning: {pace.sentence()}", file=sys.stderr, flush=True)
-        house.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
+        service.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
         if self.options.strict_pace and self._group is not None:
-            house.is_draining = True
-            house.cluster.leave_all()
+            service.is_draining = True
+            service.cluster.leave_all()
             self._group.start_soon(self.stop)
 
     # --- ending -------------------------------------------------------------------------------
     def _on_signal(self) -> None:
         # The loop calls this, which has nothing to run before the group is there.
-        house, group = self.house, self._group
-        assert house is not None
+        service, group = self.service, self._group
+        assert service is not None
         assert group is not None
-        if house.is_draining:
-            house.cluster.leave_all()
+        if service.is_draining:
+            service.cluster.leave_all()
         else:
-            house.is_draining = True
+            service.is_draining = True
             group.start_soon(self.stop)
 
     async def stop(self) -> None:
         """Drain: nothing new, finish what is under way, then end."""
-        house = self.house
-        assert house is not None
-        house.is_draining = True
-        cluster = house.cluster
+        service = self.service
+        assert service is not None
+        service.is_draining = True
+        cluster = service.cluster
         if self.fleet is not None:
             self.fleet.handoffs.sweep(everything=True)
         deadline_s = time.monotonic() + self.options.drain_s
@@ -344,14 +340,14 @@ class LiveServer:
         """Write the results, as a run does."""
         recorder.close()
         error = final_error(cluster, outcome.error)
-        pace, house = cluster.pace, self.house
-        assert house is not None
+        pace, service = cluster.pace, self.service
+        assert service is not None
         if error is None and self.options.strict_pace and pace.is_late:
             error = PaceLost(pace.sentence())
         summary = write_results(
             files.staging, cluster, recorder, error, rows=recorder.traffic.lines
         )
-        summary.pace = pace.summary(self.options.speed, house.speed_changes)
+        summary.pace = pace.summary(self.options.speed, service.speed_changes)
         write_summary(files.staging / "summary.json", summary)
         text = host_facts(self.config, self.plan, self.source, files.final, outcome, *self._started)
         write_text(files.staging / "run.json", text)
@@ -360,7 +356,7 @@ class LiveServer:
             raise error
         files.publish()
         if self.config.output.report:
-            from emu.report.html import write_report
+            from emu.report.run_page import write_report
 
             write_report(self.directory / "run")
 
@@ -403,16 +399,16 @@ def _longest(plan: Plan) -> int:
 # --- the command --------------------------------------------------------------------------------
 def client_lines(server: LiveServer) -> list[tuple[str, str]]:
     """(client, exact command) for the clients that are known to work."""
-    house = server.house
-    assert house is not None
-    url, model = server.url, shlex.quote(house.model)
+    service = server.service
+    assert service is not None
+    url, model = server.url, shlex.quote(service.model)
     custom = server.options.tokenizer
     folder = Path(custom) if custom else server.directory / "tokenizer"
     tokenizer = shlex.quote(str(folder.resolve()))
     key = server.options.api_key or "x"
     python = (
         f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}'); "
-        f"print(c.chat.completions.create(model='{house.model}', max_tokens=64, "
+        f"print(c.chat.completions.create(model='{service.model}', max_tokens=64, "
         "messages=[{'role': 'user', 'content': 'hello'}]).choices[0].message.content)"
     )
     given = f" --api-key {shlex.quote(key)}" if server.options.api_key else ""
@@ -442,15 +438,15 @@ def client_lines(server: LiveServer) -> list[tuple[str, str]]:
 
 
 def _announce(server: LiveServer) -> None:
-    house = server.house
-    assert house is not None
-    token = f"/?token={house.control_token}" if house.control_token else "/"
-    names = ", ".join(house.models) if len(house.models) > 1 else house.model
+    service = server.service
+    assert service is not None
+    token = f"/?token={service.control_token}" if service.control_token else "/"
+    names = ", ".join(service.models) if len(service.models) > 1 else service.model
     print(f"serving {names} on {server.url}/v1, speed {server.options.speed:g}")
     print(f"live page    {server.url}{token}")
     print(f"recording    {server.directory}")
-    if house.startup_left_s:
-        print(f"ready in     {house.startup_left_s:.1f} s (emulated start-up)")
+    if service.startup_left_s:
+        print(f"ready in     {service.startup_left_s:.1f} s (emulated start-up)")
     if server.fleet is not None:
         for endpoint in server.fleet.endpoints:
             place = server.url.rpartition(":")[0]
@@ -513,7 +509,7 @@ def serve_command(
 
     anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
     if not quiet:
-        assert server.house is not None
-        print(server.house.cluster.pace.sentence())
+        assert server.service is not None
+        print(server.service.cluster.pace.sentence())
         print(f"results in {output / 'run'}; replay with: python -m emu {output / 'replay.toml'}")
     return 0

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from emu.apps.serve.intake import Pace
+from emu.apps.serve.pace import Pace
 from emu.apps.serve.recording import LiveRecorder
 from emu.apps.serve.script import Script
 from emu.cluster.cluster import Cluster
@@ -34,7 +34,7 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 from emu.units import NS_PER_S
-from emu.workload.items import NOTHING_FOLLOWS, Following
+from emu.workload.session import NOTHING_FOLLOWS, Following
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -364,6 +364,10 @@ class Exchange:
         self.has_left = False
         self.came_ns = -1
         """Emulated time at which the call reached the machine."""
+        self.entered_ns = -1
+        """Emulated time at which its requests arrive, or what it waited for goes on."""
+        self.is_entering = False
+        """It has been read, and the emulation has not come to its arrival."""
         self.adapter = ""
         """Name of the LoRA adapter that was asked for."""
         self.cache_salt = ""
@@ -433,7 +437,12 @@ class LiveCluster(Cluster):
         """
         self._entering += len(exchange.choices)
 
+        exchange.is_entering = True
+
         def arrive() -> None:
+            if not exchange.is_entering:
+                return
+            exchange.is_entering = False
             for choice in exchange.choices:
                 request = choice.request
                 request.request_id = self._next_id
@@ -443,23 +452,35 @@ class LiveCluster(Cluster):
                 request.arrival_ns = self.kernel.now_ns
                 self.gateway.arrive(request)
 
-        entered_ns = self.kernel.enter(arrive, came_ns)
+        entered_ns = exchange.entered_ns = self.kernel.enter(arrive, came_ns)
         exchange.came_ns = entered_ns if came_ns is None else came_ns
         waited_s = (entered_ns - exchange.came_ns) / NS_PER_S
         self.pace.intake_worst_s = max(self.pace.intake_worst_s, waited_s)
 
     def leave(self, exchange: Exchange) -> None:
-        """The client has gone: whatever has not ended is cancelled, at whatever stage it is."""
+        """The client has gone: whatever has not ended is cancelled, at whatever stage it is.
+
+        That is at once, also where the emulation is behind: no client waits for what it would still
+        compute. A call to whose arrival it has not come never arrives.
+        """
+        if exchange.has_left:
+            return
         exchange.has_left = True
         exchange.changed.set()
         if exchange.is_ended:
+            return
+        if exchange.is_entering:
+            exchange.is_entering = False
+            self._entering -= len(exchange.choices)
+            for choice in exchange.choices:
+                choice.is_ended = True
             return
 
         def cancel() -> None:
             for choice in exchange.choices:
                 self._cancel_now(choice.request)
 
-        self.kernel.enter(cancel)
+        self.kernel.enter(cancel, max(exchange.entered_ns, self.kernel.soonest_ns))
 
     def adopt(self, choice: Choice, first: Choice) -> None:
         """This answer gets the tokens after the one of `first`; inside the emulation only."""
@@ -512,7 +533,8 @@ class LiveCluster(Cluster):
             for choice in list(self._choices.values()):
                 self._cancel_now(choice.request)
 
-        self.kernel.enter(cancel)
+        self.kernel.enter(cancel, self.kernel.soonest_ns)
+        self.kernel.enter(cancel)  # what arrives until now
 
     def _cancel_now(self, request: Request) -> None:
         if not request.status.is_terminal and request.cancel_after_ns < 0:

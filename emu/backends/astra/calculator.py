@@ -13,17 +13,11 @@ from pathlib import Path
 
 import anyio
 
-from emu.backends.astra.client import (
-    AstraClient,
-    Command,
-    ProcessDialect,
-    Report,
-    open_astra,
-)
+from emu.backends.astra.client import AstraClient, Command, ProcessDialect, Report, open_astra
 from emu.backends.astra.driver import remove_answer, write_answer, write_first
 from emu.backends.astra.graph import Graph, Node, NodeKind
 from emu.backends.astra.inputs import InputSetup, write_inputs
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 
 class Calculator:

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -47,7 +47,7 @@ def shape_key(shape: BatchShape) -> str:
     return f"p={prompts} d={decodes} n={shape.sequences} pad={shape.padded_tokens} l={layers}"
 
 
-def fingerprint(*parts: Any) -> str:
+def fingerprint(*parts: object) -> str:
     """A short text that differs when anything in `parts` (Structs, plain values) differs."""
     data = msgspec.json.encode([msgspec.to_builtins(part, str_keys=True) for part in parts])
     return hashlib.sha256(data).hexdigest()[:32]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -64,13 +64,13 @@ def network_text(setup: InputSetup) -> str:
     return "".join(f"{key}: [ {', '.join(values)} ]\n" for key, values in lists.items())
 
 
-def system_table(setup: InputSetup) -> dict[str, Any]:
+def system_table(setup: InputSetup) -> dict[str, object]:
     """system.json as a table."""
     system = setup.network
     scale = UPSTREAM_SCALE if setup.dialect == "upstream" else 1
     names = [system.algorithm(d) for d in range(len(system.dims))]
     rate = system.local_mem_gbytes_per_s / scale
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         "scheduling-policy": "LIFO",
         "endpoint-delay": system.endpoint_delay_ns * scale,
         "active-chunks-per-dimension": system.active_chunks,
@@ -83,8 +83,8 @@ def system_table(setup: InputSetup) -> dict[str, Any]:
     return table
 
 
-def _memory_table(memory: Memory) -> dict[str, Any]:
-    table: dict[str, Any] = {
+def _memory_table(memory: Memory) -> dict[str, object]:
+    table: dict[str, object] = {
         "memory-type": memory.memory_type,
         "mem-bw": memory.gbytes_per_s,
         "mem-latency": memory.latency_ns,
@@ -96,7 +96,7 @@ def _memory_table(memory: Memory) -> dict[str, Any]:
     return table
 
 
-def memory_table(setup: InputSetup) -> dict[str, Any]:
+def memory_table(setup: InputSetup) -> dict[str, object]:
     """memory_expansion.json as a table."""
     memories = setup.memories
     if setup.dialect == "fork":
@@ -156,5 +156,5 @@ def write_inputs(setup: InputSetup, directory: Path) -> InputFiles:
     return files
 
 
-def _json(table: Mapping[str, Any]) -> str:
+def _json(table: Mapping[str, object]) -> str:
     return json.dumps(table, indent=2) + "\n"

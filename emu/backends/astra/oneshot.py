@@ -8,14 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from emu.backends.astra.client import (
-    Command,
-    run_oneshot,
-)
+from emu.backends.astra.client import Command, run_oneshot
 from emu.backends.astra.etfile import write_graph
 from emu.backends.astra.graph import Graph, Node, NodeKind
 from emu.backends.astra.inputs import InputSetup, write_inputs
-from emu.process.exits import scratch
+from emu.process.interrupts import scratch
 
 
 def on_kept_dims(graph: Graph, kept: Sequence[bool]) -> Graph:

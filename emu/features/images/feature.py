@@ -10,7 +10,7 @@ before they are routed, and replicas load the embeddings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import field
@@ -21,7 +21,7 @@ from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import Count, Count0, NonNegative, Table, doc
 from emu.errors import InputError
-from emu.features.base import Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.images.encoding import EncoderCache
 from emu.features.images.fleet import EncoderFleet
 from emu.features.images.towers import TowerCosts, TowerPart, embedding_bytes, tower_costs
@@ -109,7 +109,7 @@ class Images(Feature):
             OUTSIDE, _KEY, "weights or attention outside the GPU cannot be combined with images"
         ),
     )
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Mapping[str, object]] = {
         "model": {"name": _DRAWN_MODEL},
         "scheduler": {"limit_mm_per_prompt": {"image": 2}},
     }
@@ -235,7 +235,7 @@ class Images(Feature):
             "encoder_s": spent_ns / NS_PER_S,
         }
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """How many, and how long."""
         text = f"{figures['encoded']:,} encoded in {number(figures['encoder_s'])} s of GPU time"
         return "Images", f"{text}, {figures['cache_hits']:,} found in the cache"

@@ -18,14 +18,14 @@ are not modeled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from emu.catalogue.drafts import Draft
 from emu.catalogue.model import ModelSpec
 from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import InputError
-from emu.features.base import Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
     CACHED_STATES,
     OTHER_BACKEND,
@@ -92,7 +92,7 @@ class Speculative(Feature):
             "the states of {model} cannot be cached beside drafts; set it to false",
         ),
     )
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Mapping[str, object]] = {
         "scheduler": {
             "speculative_config": {
                 "method": "eagle",
@@ -193,7 +193,7 @@ class Speculative(Feature):
             "stops_paying_at_batch": limit or None,
         }
 
-    def line(self, figures: Mapping[str, Any], number: Callable[[float], str]) -> tuple[str, str]:
+    def line(self, figures: Figures, number: Callable[[float], str]) -> tuple[str, str]:
         """Acceptance, tokens of a step, and where speculation stops paying."""
         limit = figures["stops_paying_at_batch"]
         pays = "pays at any batch" if limit is None else f"stops paying at a batch of {limit}"

@@ -6,9 +6,9 @@ the end of the iteration in flight, so leaping and stepping give the same result
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import final
 
+from emu.kernel.natives import bisect_left, bisect_right
 from emu.latency.ends import Ends
 from emu.replica.books import Books, longest_of
 from emu.replica.flight.base import IDLE, Flight, Sort, until, words_of
@@ -25,8 +25,12 @@ class Run(Flight):
     start_ns: int
     ends: Ends
     """When each of its iterations ends, from `start_ns` on."""
+    _past_ns: int
+    """So much of it was past when it was last asked for what had ended."""
+    _done: int
+    """Iterations that had ended then: time goes on, so no fewer have now."""
 
-    __slots__ = ("batch", "books", "ends", "start_ns")
+    __slots__ = ("_done", "_past_ns", "batch", "books", "ends", "start_ns")
 
     def __init__(self, books: Books, batch: Batch, start_ns: int, ends: Ends) -> None:
         self.is_open = self.is_joint = self.is_cut = False
@@ -36,6 +40,7 @@ class Run(Flight):
         self.batch = batch
         self.start_ns = start_ns
         self.ends = ends
+        self._past_ns = self._done = 0
 
     @property
     def sort(self) -> Sort:
@@ -67,7 +72,10 @@ class Run(Flight):
         batch, books = self.batch, self.books
         clock = books.clock  # as `steps_ended`, without a call: every reader asks
         past_ns = clock.now_ns - self.start_ns + (clock.priority_reached > books.priority)
-        done = bisect_left(self.ends, past_ns)
+        if past_ns != self._past_ns:
+            self._past_ns = past_ns
+            self._done = bisect_left(self.ends, past_ns, self._done)
+        done = self._done
         steps = done + 1 if done < batch.max_steps else done
         if steps > batch.steps_settled:
             books.settle_steps(batch, steps, self.start_ns, self.ends)
@@ -78,7 +86,10 @@ class Run(Flight):
         books = self.books
         clock = books.clock
         past_ns = clock.now_ns - self.start_ns + (clock.priority_reached > books.priority)
-        return bisect_left(self.ends, past_ns)
+        if past_ns != self._past_ns:  # several readers often ask at one instant
+            self._past_ns = past_ns
+            self._done = bisect_left(self.ends, past_ns, self._done)
+        return self._done
 
     def boundary_ns(self, done: int) -> int:
         """When the iteration in flight ends."""

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts of a page (emu/report/chart.py says what they are made of) with ECharts.
+// Draws the charts of a page (emu/report/page/chart.py says what they are made of) with ECharts.
 // Used by the pages of runs, comparisons, sweeps and experiments, and by the live page.
 const emuCharts = (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");

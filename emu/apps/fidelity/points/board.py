@@ -39,8 +39,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     def error(self, metric: str) -> float:
         """(emulated - measured) / measured, per cent; NaN where not measured."""
-        measured: float = getattr(self.point, metric)
-        return percent(getattr(self.emulated, metric), measured)
+        return percent(self.emulated.figures[metric], self.point.figures[metric])
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -186,7 +185,7 @@ def _peer_errors(
     point: Point, peers: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> dict[str, dict[str, float]]:
     return {
-        tool: {metric: percent(value, getattr(point, metric)) for metric, value in figures.items()}
+        tool: {metric: percent(value, point.figures[metric]) for metric, value in figures.items()}
         for tool, figures in peers.get(point.point_id, {}).items()
     }
 

@@ -45,6 +45,15 @@ class Emulated(msgspec.Struct, frozen=True):
     output_tokens_per_s: float = math.nan
     refused: str = ""
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its figures by name."""
+        return {
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "output_tokens_per_s": self.output_tokens_per_s,
+        }
+
 
 class Job(msgspec.Struct, frozen=True):
     """One point to emulate; `configs` is where `OWNER--NAME_config.json` files lie, if anywhere."""

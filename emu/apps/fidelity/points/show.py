@@ -63,7 +63,7 @@ def _points(board: PointBoard) -> Table:
     for row in board.compared:
         cells = []
         for metric in METRICS:
-            measured, emulated = getattr(row.point, metric), getattr(row.emulated, metric)
+            measured, emulated = row.point.figures[metric], row.emulated.figures[metric]
             known = not math.isnan(measured)
             cells.append(
                 f"{measured:,.1f} {emulated:,.1f} {row.error(metric):+.0f}" if known else ""
@@ -79,7 +79,7 @@ def as_document(board: PointBoard) -> dict[str, object]:
             {
                 **msgspec.to_builtins(row.point),
                 "kind": row.kind,
-                "emulated": {metric: getattr(row.emulated, metric) for metric in METRICS},
+                "emulated": row.emulated.figures,
                 "error_percent": {
                     metric: row.error(metric)
                     for metric in METRICS

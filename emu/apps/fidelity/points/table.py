@@ -85,6 +85,15 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float
 
     @property
+    def figures(self) -> dict[str, float]:
+        """Its figures by name."""
+        return {
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "output_tokens_per_s": self.output_tokens_per_s,
+        }
+
+    @property
     def series(self) -> tuple[str, ...]:
         """What is alike in points that differ in the number of clients only."""
         parts = (f"{s.role}{s.count}x{s.tensor_parallel}" for s in self.servers)

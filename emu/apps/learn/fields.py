@@ -1,0 +1,103 @@
+"""Levels of load as a benchmark drove them, and fields of result files, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from emu.errors import InputError
+
+ANCHOR_LIMIT_S: Final = 100_000.0
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """One request that a client sent and that completed. Times in s."""
+
+    start_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    e2e_s: float
+    cached_tokens: int = 0
+    """Of the prompt, found in the prefix cache, where the tool records it."""
+    part: str = ""
+    """What the request was for, where its sender says so (a probe)."""
+    group: int = -1
+    """Requests of one group have the same prompt; -1 = a prompt of its own."""
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one load."""
+
+    label: str
+    tool: str
+    requests: tuple[Sent, ...]
+    skipped: int = 0
+    """Failed, cancelled, warm-up."""
+    is_drawn: bool = False
+    """Starts were not recorded and are drawn at the rate that the tool was given."""
+    model: str = ""
+    date: str = ""
+    is_engines_time: bool = False
+    """Times begin where the engine took a request, not at its client: no front end."""
+    judges: bool = False
+    """Its sender says that it is for judging, not for fitting (a probe's mixed load)."""
+
+    @property
+    def running(self) -> float:
+        """Requests in flight on average, by Little's law."""
+        ends = max(r.start_s + r.e2e_s for r in self.requests)
+        return sum(r.e2e_s for r in self.requests) / max(ends, 1e-9)
+
+
+def number_of(source: str, line: int | None, holder: Any, key: str, field: str = "") -> float:
+    """A finite number of an object. Raises InputError with its place."""
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+        problem = "missing" if value is None else f"expected a number, got {value!r}"
+        raise InputError(source, line, field or key, problem)
+    return float(value)
+
+
+def count_of(source: str, line: int | None, value: Any, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        problem = "missing" if value is None else f"expected a number of tokens, got {value!r}"
+        raise InputError(source, line, field, problem)
+    return int(value)
+
+
+def check_times(source: str, line: int | None, ttft_s: float, e2e_s: float, field: str) -> None:
+    if not 0 < ttft_s <= e2e_s * (1 + 1e-9) + 1e-6:
+        problem = f"first token after {ttft_s:g} s, last after {e2e_s:g} s"
+        raise InputError(source, line, field, problem)
+
+
+def level_of(
+    source: str,
+    tool: str,
+    label: str,
+    requests: Sequence[Sent],
+    skipped: int,
+    *,
+    is_drawn: bool = False,
+    model: str = "",
+    date: str = "",
+) -> Level:
+    """Requests in order of their starts, counted from the first of them; `skipped` are left out."""
+    if not requests:
+        raise InputError(source, None, "", f"{label}: no request completed")
+    ordered = sorted(requests, key=lambda r: r.start_s)
+    first_s = ordered[0].start_s
+    moved = tuple(msgspec.structs.replace(r, start_s=r.start_s - first_s) for r in ordered)
+    return Level(
+        label=label,
+        tool=tool,
+        requests=moved,
+        skipped=skipped,
+        is_drawn=is_drawn,
+        model=model,
+        date=date,
+    )

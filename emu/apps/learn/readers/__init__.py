@@ -1,0 +1,1 @@
+"""Result files of the tools that drive servers, one module a tool."""

@@ -1,0 +1,60 @@
+"""Results of GuideLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.errors import InputError
+
+
+def guidellm_levels(source: str, whole: dict[str, Any]) -> list[Level]:
+    benchmarks = whole["benchmarks"]
+    if not isinstance(benchmarks, list) or not benchmarks:
+        raise InputError(source, None, "benchmarks", "expected a list of benchmarks")
+    levels = []
+    for number, benchmark in enumerate(benchmarks):
+        key = f"benchmarks.{number}.requests"
+        requests = benchmark.get("requests") if isinstance(benchmark, dict) else None
+        if not isinstance(requests, dict) or not isinstance(requests.get("successful"), list):
+            raise InputError(source, None, key, "no single requests (successful)")
+        sent = [
+            _guidellm_request(source, f"{key}.successful.{index}", entry)
+            for index, entry in enumerate(requests["successful"])
+        ]
+        config = benchmark.get("config")
+        strategy = config.get("strategy") if isinstance(config, dict) else None
+        label = _strategy(strategy) or f"benchmark {number + 1}"
+        skipped = sum(len(requests.get(kind) or ()) for kind in ("errored", "incomplete"))
+        levels.append(level_of(source, "guidellm", label, sent, skipped))
+    return levels
+
+
+def _strategy(strategy: Any) -> str:
+    if isinstance(strategy, str):
+        return strategy
+    if not isinstance(strategy, dict):
+        return ""
+    kind = str(strategy.get("type_") or strategy.get("kind") or strategy.get("type") or "")
+    amount = strategy.get("rate") or strategy.get("streams") or strategy.get("max_concurrency")
+    return f"{kind} {amount:g}".strip() if isinstance(amount, (int, float)) else kind
+
+
+def _guidellm_request(source: str, key: str, entry: Any) -> Sent:
+    info = entry.get("info") if isinstance(entry, dict) else None
+    timings = info.get("timings") if isinstance(info, dict) else None
+    given = entry.get("input_metrics") or {} if isinstance(entry, dict) else {}
+    made = entry.get("output_metrics") or {} if isinstance(entry, dict) else {}
+    begin, first, last = (
+        number_of(source, None, timings, name, f"{key}.info.timings.{name}")
+        for name in ("request_start", "first_token_iteration", "last_token_iteration")
+    )
+    check_times(source, None, first - begin, last - begin, f"{key}.info.timings")
+    return Sent(
+        begin,
+        count_of(source, None, given.get("text_tokens"), f"{key}.input_metrics.text_tokens"),
+        count_of(source, None, made.get("text_tokens"), f"{key}.output_metrics.text_tokens"),
+        first - begin,
+        last - begin,
+        cached_tokens=int(given.get("cached_tokens") or 0),
+    )

@@ -1,0 +1,1 @@
+"""What a plan is deployed with: Kubernetes, NVIDIA Dynamo, llm-d."""

@@ -1,0 +1,98 @@
+"""Traffic in a few words, as the table [workload] of a configuration.
+
+    lengths("median=1000,sigma=0.8,max=8000", "--prompt-tokens")
+
+Everything wrong is an InputError that names the option.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from emu.config.presets import WORKLOADS
+from emu.errors import InputError
+from emu.options.shared import Traffic
+
+if TYPE_CHECKING:
+    pass
+
+
+SOURCE: Final = "plan"
+
+
+def wrong(option: str, problem: str) -> InputError:
+    """The error about an option."""
+    return InputError(SOURCE, None, option, problem)
+
+
+def lengths(text: str | int, option: str) -> dict[str, Any]:
+    """A distribution of lengths: `512`, `100-2000` (uniform), or keys of a table of lengths."""
+    given = str(text).strip()
+    if given.isascii() and given.isdigit():
+        return {"distribution": "fixed", "value": int(given), "max": max(int(given), 1)}
+    low, dash, high = given.partition("-")
+    if dash and low.isdigit() and high.isdigit():
+        return {"distribution": "uniform", "min": int(low), "max": int(high)}
+    table: dict[str, Any] = {}
+    for part in given.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key:
+            problem = f"{given!r}: expected 512, 100-2000 or median=1000,sigma=0.8,max=8000"
+            raise wrong(option, problem)
+        table[key] = _number_or_word(value)
+    return table
+
+
+def _number_or_word(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def traffic(options: Traffic) -> dict[str, Any]:
+    """The table [workload]. Raises InputError for what does not go together."""
+    if options.rate and not (math.isfinite(options.rate) and options.rate > 0):
+        raise wrong("--rate", f"must be positive, not {options.rate:g}")
+    given = [
+        name
+        for name, value in (
+            ("--preset", options.preset),
+            ("--prompt-tokens", options.prompt_tokens),
+            ("--output-tokens", options.output_tokens),
+        )
+        if value
+    ]
+    if options.workload:
+        if given:
+            raise wrong(given[0], "a --workload file has its own lengths")
+        limit = {"limit": options.requests} if options.requests else {}
+        return {"path": str(options.workload), **limit}
+    if not options.rate:
+        raise wrong("--rate", "give requests per second, or a --workload file that has them")
+    service: Mapping[str, Any]
+    if options.preset and len(given) > 1:
+        raise wrong(given[1], "a --preset has its own lengths")
+    if options.preset:
+        if options.preset not in WORKLOADS:
+            names = ", ".join(sorted(WORKLOADS))
+            raise wrong("--preset", f"unknown preset {options.preset!r}; there are {names}")
+        service = WORKLOADS[options.preset]
+    elif len(given) == 2:
+        service = {
+            "prompt": lengths(options.prompt_tokens, "--prompt-tokens"),
+            "output": lengths(options.output_tokens, "--output-tokens"),
+        }
+    else:
+        problem = "give --workload FILE, --preset, or both --prompt-tokens and --output-tokens"
+        raise wrong("--prompt-tokens", problem)
+    synthetic = {
+        "requests": options.requests or 2000,
+        "arrivals": {"rate_per_s": float(options.rate)},
+        **{key: dict(part) if isinstance(part, Mapping) else part for key, part in service.items()},
+    }
+    return {"synthetic": synthetic}

@@ -1,0 +1,136 @@
+"""Forms of an answer: how the tokens that an exchange has so far become bytes.
+
+The model of all of them is the same. An answer opens, each of its tokens is one `Token`, it closes
+or breaks off; an answer that is not streamed is written whole. A face says how each of these reads
+in its interface, keeps what has been sent in `Choice.sent`, and decides nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from emu.apps.serve.api_errors import ApiError
+from emu.apps.serve.calls import Call
+from emu.apps.serve.script import ToolCall
+from emu.apps.serve.service import Service
+from emu.apps.serve.tokenizer import filler_text
+from emu.apps.serve.world import Choice, Exchange
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Token(NamedTuple):
+    """One token of an answer, as a stream shows it."""
+
+    position: int
+    text: str
+    """What it adds to the answer, or to the arguments of the tool that is called."""
+    is_last: bool
+
+
+def event(content: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + compact(content) + b"\n\n"
+
+
+def named_event(kind: str, content: Mapping[str, object]) -> bytes:
+    """The same, with its kind as its name and as the first key of its content."""
+    return f"event: {kind}\n".encode() + event({"type": kind, **content})
+
+
+def compact(content: object) -> bytes:
+    """JSON without spaces."""
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+class Face:
+    """One form of the answer to a call, and what all forms need."""
+
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        self.service = service
+        self.call = call
+        self.exchange = exchange
+        self.created_s = int(time.time())
+        self.answer_id = ""
+        self.extra: dict[str, object] = {}
+        """Further keys of a whole answer."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the client gave it."""
+        return self.call.model or self.service.model
+
+    def text_of(self, choice: Choice) -> str:
+        """The whole text of an answer."""
+        if choice.script is not None:
+            return choice.script.text
+        return filler_text(self.service.tokenizer, choice.start, choice.tokens)
+
+    def unsent(self, choice: Choice, after: int) -> Iterator[Token]:
+        """Tokens that are there and have not been sent; each counts as sent when it is taken.
+
+        `after` > 0: no more tokens of the answer than that.
+        """
+        script, pieces = choice.script, self.service.tokenizer.pieces
+        end = choice.produced if after == 0 else min(choice.produced, after)
+        last = choice.tokens - 1
+        while choice.sent < end:
+            position = choice.sent
+            choice.sent += 1
+            if script is None:
+                text = pieces[(choice.start + position) % len(pieces)]
+            else:
+                text = "" if position < script.tool_head else script.shown[position]
+            yield Token(position, text, position >= last)
+
+    def whole(self) -> bytes:
+        """The answer that is not streamed; everything has ended."""
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        """Events before the first token's."""
+        return b""
+
+    def news(self, after: int) -> bytes:
+        """Events of the tokens that `unsent` gives: those with a number above `after`."""
+        raise NotImplementedError
+
+    def closing(self) -> bytes:
+        """Events after the last token's."""
+        return DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        """The answer ends in its middle, and has no end."""
+        return event(error.body)
+
+
+class SoloFace(Face):
+    """A form in which a call has one answer, and each of its tokens is one event."""
+
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        super().__init__(service, call, exchange)
+        self.choice = exchange.choices[0]
+
+    @property
+    def tool(self) -> ToolCall | None:
+        """The call of a tool that the answer is; None = it is a text."""
+        return None if self.choice.script is None else self.choice.script.tool
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.text_of(self.choice)
+
+    def news(self, after: int) -> bytes:
+        """One event for each token that has not been sent."""
+        return b"".join(self.delta(token) for token in self.unsent(self.choice, after))
+
+    def delta(self, token: Token) -> bytes:
+        """The event of a token."""
+        raise NotImplementedError
+
+
+FaceMaker = Callable[[Service, Call, Exchange], Face]

@@ -1,0 +1,228 @@
+"""OpenAI's form of answers: completions and chats, whole and as streams.
+
+Plain filler has a short way: the parts of a chunk that are the same for all tokens are made once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from emu.apps.serve.calls import Call
+from emu.apps.serve.faces import DONE, Face, Token, compact, event
+from emu.apps.serve.logprobs import chat_logprobs, completion_logprobs, prompt_pieces
+from emu.apps.serve.script import Script
+from emu.apps.serve.service import Service
+from emu.apps.serve.world import Choice, Exchange
+
+
+def usage_of(call: Call, exchange: Exchange) -> dict[str, object]:
+    """OpenAI's `usage`."""
+    choices = exchange.choices
+    prompt = sum(len(p) for p in call.prompts)
+    produced = 0 if call.max_tokens == 0 else sum(c.produced for c in choices)
+    cached = sum(c.request.prefix_hit_tokens for c in choices[:: call.n])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": produced,
+        "total_tokens": prompt + produced,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+class OpenAiFace(Face):
+    """Completions and chats."""
+
+    def __init__(self, service: Service, call: Call, exchange: Exchange) -> None:
+        super().__init__(service, call, exchange)
+        kind = "chatcmpl" if call.is_chat else "cmpl"
+        self.answer_id = f"{kind}-{call.request_id or f'{service.session}-{service.next_call()}'}"
+        self._ends: dict[str, bytes] = {}
+
+    def whole(self) -> bytes:
+        """One JSON object."""
+        call = self.call
+        return compact(
+            {
+                "id": self.answer_id,
+                "object": "chat.completion" if call.is_chat else "text_completion",
+                "created": self.created_s,
+                "model": self.model,
+                "choices": [self._whole_choice(choice) for choice in self.exchange.choices],
+                "usage": usage_of(call, self.exchange),
+                "system_fingerprint": "emu",
+                **self.extra,
+            }
+        )
+
+    def _whole_choice(self, choice: Choice) -> dict[str, object]:
+        call, script = self.call, choice.script
+        text = "" if call.max_tokens == 0 else self.text_of(choice)
+        answer: dict[str, object] = {"index": choice.index}
+        if call.is_chat:
+            message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+            if script is not None and script.tool is not None:
+                tool = script.tool
+                function = {"name": tool.name, "arguments": tool.arguments}
+                one = {"id": tool.call_id, "type": "function", "function": function}
+                message = {**message, "content": None, "tool_calls": [one]}
+            answer["message"] = message
+        else:
+            answer["text"] = self._echoed(choice) + text if call.echo else text
+        answer["logprobs"] = self._logprobs(choice)
+        answer["finish_reason"] = self._finish(choice)
+        answer["stop_reason"] = script.stop_reason if script is not None else None
+        return answer
+
+    def _finish(self, choice: Choice) -> str:
+        reason = choice.finish_reason
+        if reason == "tool_calls" and self.call.is_named_tool:
+            return "stop"
+        return reason
+
+    def _prompt_pieces(self, choice: Choice) -> list[str]:
+        prompt = self.call.prompts[choice.index // self.call.n]
+        return prompt_pieces(self.service.tokenizer, prompt)
+
+    def _echoed(self, choice: Choice) -> str:
+        return "".join(self._prompt_pieces(choice))
+
+    def _logprobs(self, choice: Choice) -> Mapping[str, object] | None:
+        """Log-probabilities of a whole answer."""
+        call, script, tokenizer = self.call, choice.script, self.service.tokenizer
+        if call.logprobs < 0:
+            return None
+        pieces = script.pieces if script is not None and call.max_tokens != 0 else []
+        if call.is_chat:
+            return chat_logprobs(tokenizer, pieces, 0, call.logprobs)
+        if not call.echo:
+            return completion_logprobs(tokenizer, pieces, 0, call.logprobs, offset=0)
+        prompt = self._prompt_pieces(choice)
+        found = completion_logprobs(tokenizer, prompt, 0, call.logprobs, offset=0, is_prompt=True)
+        offset = sum(map(len, prompt))
+        more = completion_logprobs(tokenizer, pieces, len(prompt), call.logprobs, offset=offset)
+        return {key: found[key] + more[key] for key in found}
+
+    def opening(self) -> bytes:
+        """Nothing comes before the first token; the parts of its chunk are made."""
+        call = self.call
+        frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
+        self._start = f'data: {frame},"choices":[{{"index":'.encode()
+        self._text = b',"delta":{"content":"' if call.is_chat else b',"text":"'
+        self._first = b',"delta":{"role":"assistant","content":"' if call.is_chat else b',"text":"'
+        close = '"}' if call.is_chat else '"'
+        usage = ',"usage":null' if call.include_usage else ""
+        for reason in ("", "length", "stop"):
+            text = f'"{reason}"' if reason else "null"
+            self._ends[reason] = (
+                f'{close},"logprobs":null,"finish_reason":{text}}}]{usage}}}\n\n'.encode()
+            )
+        return b""
+
+    def _frame(self) -> dict[str, object]:
+        kind = "chat.completion.chunk" if self.call.is_chat else "text_completion"
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+    def news(self, after: int) -> bytes:
+        """One chunk for each token that has not been sent."""
+        return b"".join(self._news(after))
+
+    def _news(self, after: int) -> Iterator[bytes]:
+        pieces = self.service.piece_bytes
+        for choice in self.exchange.choices:
+            if choice.script is not None or self.call.max_tokens == 0:
+                for token in self.unsent(choice, after):
+                    yield self._chunk(choice, token)
+                continue
+            end = choice.produced if after == 0 else min(choice.produced, after)
+            index = b"%d" % choice.index
+            last = choice.tokens - 1
+            while choice.sent < end:
+                position = choice.sent
+                choice.sent += 1
+                yield self._start
+                yield index
+                yield self._text if position else self._first
+                yield pieces[(choice.start + position) % len(pieces)]
+                tail = self._ends[choice.finish_reason if position >= last else ""]
+                if self.call.continuous_usage:
+                    tail = self._with_usage(tail, choice)
+                yield tail
+
+    def _with_usage(self, end: bytes, choice: Choice) -> bytes:
+        usage = self._usage_so_far(choice)
+        head = end.rpartition(b"]")[0]
+        return head + b'],"usage":' + json.dumps(usage).encode() + b"}\n\n"
+
+    def _usage_so_far(self, choice: Choice) -> dict[str, int]:
+        prompt = choice.request.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": choice.sent,
+            "total_tokens": prompt + choice.sent,
+        }
+
+    def _chunk(self, choice: Choice, token: Token) -> bytes:
+        """A token of an answer that is not plain filler."""
+        call, script, position = self.call, choice.script, token.position
+        text = "" if call.max_tokens == 0 else token.text
+        one: dict[str, object] = {"index": choice.index}
+        if call.is_chat:
+            one["delta"] = _chat_delta(script, position, text)
+        else:
+            one["text"] = self._echoed(choice) + text if call.echo and not position else text
+        one["logprobs"] = self._chunk_logprobs(choice, position)
+        one["finish_reason"] = self._finish(choice) if token.is_last else None
+        one["stop_reason"] = script.stop_reason if script is not None and token.is_last else None
+        chunk = {**self._frame(), "choices": [one]}
+        if call.continuous_usage:
+            chunk["usage"] = self._usage_so_far(choice)
+        elif call.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def _chunk_logprobs(self, choice: Choice, position: int) -> Mapping[str, object] | None:
+        call, script, tokenizer = self.call, choice.script, self.service.tokenizer
+        if call.logprobs < 0:
+            return None
+        pieces = script.pieces[position : position + 1] if script is not None else []
+        if call.max_tokens == 0:
+            pieces = []
+        if call.is_chat:
+            return chat_logprobs(tokenizer, pieces, position, call.logprobs)
+        before = sum(map(len, script.pieces[:position])) if script is not None else 0
+        if not call.echo:
+            return completion_logprobs(tokenizer, pieces, position, call.logprobs, offset=before)
+        prompt = self._prompt_pieces(choice)
+        offset = sum(map(len, prompt)) + before
+        found = completion_logprobs(
+            tokenizer, pieces, len(prompt) + position, call.logprobs, offset=offset
+        )
+        if position:
+            return found
+        first = completion_logprobs(tokenizer, prompt, 0, call.logprobs, offset=0, is_prompt=True)
+        return {key: first[key] + found[key] for key in first}
+
+    def closing(self) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        if not self.call.include_usage:
+            return DONE
+        usage = usage_of(self.call, self.exchange)
+        return event({**self._frame(), "choices": [], "usage": usage}) + DONE
+
+
+def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, object]:
+    first = {"role": "assistant"} if position == 0 else {}
+    if script is None or script.tool is None:
+        return {**first, "content": text}
+    tool = script.tool
+    if position == 0:
+        function = {"name": tool.name, "arguments": ""}
+        head = {"index": 0, "id": tool.call_id, "type": "function", "function": function}
+        return {**first, "content": None, "tool_calls": [head]}
+    return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

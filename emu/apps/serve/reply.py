@@ -1,0 +1,190 @@
+"""From tokens to an answer: `Reply` waits and sends; what is sent is the business of its face.
+
+The head of the answer waits for the first token (or the end), so that a refusal or a lost replica
+has its HTTP status; after the first token it is an `error` event in the stream. One chunk carries
+one token, and the first chunk is the first token, because clients take their times from chunks. A
+client that leaves cancels its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from emu.apps.serve.api_errors import ApiError
+from emu.apps.serve.faces import Face
+from emu.apps.serve.failures import Failure, failure_error
+from emu.apps.serve.intake import Ticket
+from emu.apps.serve.pace import ALLOWED_NS
+from emu.request import Request, Status
+
+_SSE_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+)
+_JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+_LOST: Final = "the request was lost in the emulated cluster"
+
+
+class Reply:
+    """The ASGI answer to a call."""
+
+    def __init__(self, face: Face, failure: Failure | None) -> None:
+        self.face = face
+        self.service = face.service
+        self.call = face.call
+        self.exchange = face.exchange
+        self.failure = failure
+        """How the answer breaks off in its middle, if a schedule says so."""
+        self.enter: Callable[[int | None], None] = self._submit
+        """Brings the requests into the emulation, at the instant at which the call came."""
+        self._was_late = False
+        self._is_slow_reader = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; cancel what is left of the requests if the client leaves."""
+        exchange = self.exchange
+        ticket: Ticket | None = scope.get("state", {}).get("ticket")
+        self.enter(ticket.at_ns if ticket is not None else None)
+        if ticket is not None:
+            self.service.intake.end(ticket)
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            if self.call.stream:
+                await self._stream(send)
+            else:
+                await self._whole(send)
+        finally:
+            watcher.cancel()
+            if not exchange.is_ended:
+                self.service.cluster.leave(exchange)
+
+    def _submit(self, came_ns: int | None) -> None:
+        self.service.cluster.submit(self.exchange, came_ns)
+
+    async def _watch(self, receive: Receive) -> None:
+        while True:
+            message: Message = await receive()
+            if message["type"] == "http.disconnect":
+                self.service.cluster.leave(self.exchange)
+                return
+
+    async def _change(self) -> bool:
+        """Wait for news. False if the client has left."""
+        exchange = self.exchange
+        await exchange.changed.wait()
+        exchange.changed.clear()
+        if self.service.cluster.error is not None:
+            raise ApiError(500, "the emulation has ended with an error", code="emulator_fault")
+        return not exchange.has_left
+
+    async def _whole(self, send: Send) -> None:
+        exchange = self.exchange
+        while not exchange.is_ended and exchange.failure() is None and not self._breaks():
+            if not await self._change():
+                return
+        if self._breaks():
+            assert self.failure is not None
+            raise failure_error(self.failure)
+        failed = exchange.failure()
+        if failed is not None:
+            raise ended_badly(failed)
+        self._note_first(max(c.last_ns for c in exchange.choices))
+        data = self.face.whole()
+        await send_json(send, data, self._headers())
+
+    async def _stream(self, send: Send) -> None:
+        exchange, face = self.exchange, self.face
+        while not any(c.produced or c.is_ended for c in exchange.choices):
+            if not await self._change():
+                return
+        failed = exchange.failure()
+        if failed is not None:
+            raise ended_badly(failed)
+        self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
+        await _start(send, 200, [*_SSE_HEADERS, *self._headers()])
+        kernel = self.service.cluster.kernel
+        after = self.failure.after_tokens if self.failure is not None else 0
+        opening = face.opening()
+        while True:
+            data = opening + face.news(after)
+            opening = b""
+            if data:
+                before_ns = kernel.wall_ns()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                if kernel.wall_ns() - before_ns > ALLOWED_NS:
+                    self._is_slow_reader = True  # the socket was full: no fault of this machine
+            failed = exchange.failure()
+            if failed is not None or self._breaks():
+                body = face.broken(self._break_off(failed))
+                await send({"type": "http.response.body", "body": body})
+                return
+            if exchange.is_ended and all(c.sent >= c.produced for c in exchange.choices):
+                break
+            try:
+                if not await self._change():
+                    return
+            except ApiError as error:
+                await send({"type": "http.response.body", "body": face.broken(error)})
+                return
+        self._note_last()
+        await send({"type": "http.response.body", "body": face.closing()})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        """Once the first token is there."""
+        first = self.exchange.choices[0].request.request_id
+        return [
+            (b"x-emu-request-id", str(first).encode()),
+            (b"x-emu-pace", self.service.cluster.pace.header),
+        ]
+
+    def _note_first(self, due_ns: int) -> None:
+        cluster, exchange = self.service.cluster, self.exchange
+        now_ns = cluster.kernel.wall_ns()
+        self._was_late = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+
+    def _note_last(self) -> None:
+        cluster, exchange = self.service.cluster, self.exchange
+        if not self._is_slow_reader:
+            due_ns = max(choice.last_ns for choice in exchange.choices)
+            now_ns, was_late = cluster.kernel.wall_ns(), self._was_late
+            cluster.pace.last(exchange.came_ns, due_ns, now_ns, was_late=was_late)
+
+    def _breaks(self) -> bool:
+        after = self.failure.after_tokens if self.failure is not None else 0
+        return after > 0 and any(c.produced >= after for c in self.exchange.choices)
+
+    def _break_off(self, failed: Request | None) -> ApiError:
+        if failed is not None:
+            return ended_badly(failed)
+        assert self.failure is not None
+        return failure_error(self.failure)
+
+
+async def send_json(send: Send, data: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """A whole answer."""
+    length = (b"content-length", str(len(data)).encode())
+    await _start(send, 200, [*_JSON_HEADERS, length, *headers])
+    await send({"type": "http.response.body", "body": data})
+
+
+async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def ended_badly(request: Request) -> ApiError:
+    """The HTTP answer to a request that the emulated cluster did not complete."""
+    reason = request.reason
+    if request.status is Status.REJECTED:
+        if reason in ("prompt_too_long", "total_too_long"):
+            message = "the request is longer than what is admitted here"
+            return ApiError(422, message, code=reason)
+        return ApiError(
+            429, f"the cluster refuses the request ({reason})", type=reason, retry_after_s=1
+        )
+    if request.status is Status.CANCELLED:
+        return ApiError(408, f"the request was cancelled ({reason})", code=reason or None)
+    return ApiError(503, f"{_LOST} ({reason})", code=reason or None, retry_after_s=1)

@@ -1,0 +1,246 @@
+"""The emulated service: the cluster, its names, tokenizer, limits and counters, for all endpoints.
+
+Built once at the start. Holds no state of its own but counters of the HTTP layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from emu.apps.serve.event_hub import EventHub
+from emu.apps.serve.failures import FailureSchedule
+from emu.apps.serve.guard import is_loopback
+from emu.apps.serve.intake import Intake
+from emu.apps.serve.options import ServeOptions
+from emu.apps.serve.output_lengths import OutputLengths
+from emu.apps.serve.tokenizer import Tokenizer
+from emu.apps.serve.trends import Trends
+from emu.apps.serve.world import LiveCluster
+from emu.cluster.plan import Plan
+from emu.config.schema import CommandTable
+from emu.process.prepared import prepared
+from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
+from emu.runs.runner import holds_for
+from emu.units import NS_PER_S
+
+T = TypeVar("T")
+ADAPTERS_MAX: Final = 256
+ADAPTER_NAMES_MAX: Final = 65_536
+"""Names of adapters that a session may ever load: KV events keep a number for each."""
+S = ReplicaState
+_USELESS: Final = frozenset(
+    {S.INACTIVE, S.DECODE, S.SHUTTING_COLOCATED, S.SHUTTING_PREFILL, S.SHUTTING_DECODE}
+    | {S.SHUTTING_NULL, S.MUTATING_TO_DECODE, S.AUS_DECODE}
+)
+"""States in which a replica takes no prompts, and from which only a command leads away."""
+_SPEEDS_KEPT: Final = 10_000
+
+
+def served_names(plan: Plan) -> tuple[str, ...]:
+    """Names that requests and recordings have for their models; empty with one that has none."""
+    return plan.models if len(plan.models) > 1 or plan.config.model.served_name else ()
+
+
+def weights_from_host_s(plan: Plan) -> float:
+    """Longest time, emulated, in which a replica's weights cross from host memory to its GPUs."""
+    longest_s = 0.0
+    for replica in plan.replicas:
+        if replica.role != "inactive":
+            node = replica.node
+            gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+            weights = max(replica.memory.physical_weight_bytes)
+            longest_s = max(longest_s, weights * 8 / (gbps * 1e9))
+    return longest_s
+
+
+def weights_from_disk_s(plan: Plan) -> float:
+    """The same from the disk."""
+    return max(
+        (
+            max(replica.memory.physical_weight_bytes) * 8 / (replica.node.ssd_gbps * 1e9)
+            for replica in plan.replicas
+            if replica.role != "inactive"
+        ),
+        default=0.0,
+    )
+
+
+class Counts(msgspec.Struct):
+    """What the HTTP layer has done so far."""
+
+    http_refused: dict[int, int] = msgspec.field(default_factory=dict)
+    """Answers with an error status, by status."""
+    failures_returned: int = 0
+    """Answers that a failure rule spoiled."""
+    calls_shed: int = 0
+    """Calls refused because this machine is behind, which no cluster has refused."""
+    faults_injected: dict[str, int] = msgspec.field(default_factory=dict)
+    """By kind."""
+    commands_given: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    """By command and outcome."""
+
+
+class Service:
+    """Shared by all endpoints of one server."""
+
+    def __init__(
+        self,
+        cluster: LiveCluster,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        options: ServeOptions,
+        *,
+        startup_ns: int,
+    ) -> None:
+        self.cluster = cluster
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.options = options
+        self.intake = Intake(cluster.kernel)
+        self.speed_changes: list[tuple[float, float]] = []
+        """(emulated time, s; speed from then on)."""
+        default = plan.default_model
+        one = options.model_name or next(iter(served_names(plan)), plan.replicas[0].model.name)
+        self.models = plan.models if len(plan.models) > 1 else (one,)
+        """What clients ask for, by the index that replicas and requests have."""
+        self.model = self.models[default]
+        """What a call that names none gets."""
+        parts = plan.replicas_of_models.values()
+        self.plans = [part[0] for part in parts]
+        """A replica of each model."""
+        self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
+        """For each model: why no replica could ever serve so many tokens, or empty."""
+        self.longest = [max(r.max_model_tokens for r in part) for part in parts]
+        self.max_model_tokens = self.longest[default]
+        self.lengths = OutputLengths(plan.config, plan.source, options)
+        self.failures = FailureSchedule([], seed=plan.config.seed)
+        self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
+        self.session = secrets.token_hex(6)
+        """Of the ids of answers: no two servers give the same."""
+        self.control_token = options.control_token
+        if not self.control_token and not is_loopback(options.host):
+            self.control_token = secrets.token_urlsafe(16)
+        self.startup_ns = startup_ns
+        self.is_draining = False
+        self.sleep_level = 0
+        """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
+        self.weights_to_host_s = weights_from_host_s(plan)
+        self.weights_disk_s = weights_from_disk_s(plan)
+        others = [name for i, name in enumerate(self.models) if i != default]
+        self.model_names = (self.model, *others, *options.model_aliases)
+        self.scripted: dict[str, float] = {}
+        """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
+        self.adapters: dict[str, str] = {}
+        """Names of LoRA adapters that are loaded everywhere, and where they came from."""
+        self.adapter_ids: dict[str, int] = {}
+        """Numbers that KV events have for adapters, in order of their first load."""
+        self.counts = Counts()
+        self.loop_lag_s = 0.0
+        self.loop_lag_max_s = 0.0
+        self.drift_s = 0.0
+        self.drift_max_s = 0.0
+        self.hub = EventHub()
+        self.trends = Trends(cluster, plan.config.slo)
+        self._calls = 0
+
+    @property
+    def speed(self) -> float:
+        """Emulated seconds per second, now."""
+        return self.cluster.kernel.speed
+
+    def set_speed(self, speed: float, why: str) -> None:
+        """Change it from now on, and say so."""
+        kernel = self.cluster.kernel
+        before = kernel.speed
+        kernel.set_speed(speed)
+        at_s = kernel.wall_ns() / NS_PER_S
+        if len(self.speed_changes) < _SPEEDS_KEPT:
+            self.speed_changes.append((at_s, speed))
+        text = f"{before:.4g} to {speed:.4g}: {why}"
+        self.hub.publish({"event": "speed", "at_s": at_s, "speed": speed, "why": why})
+        kernel.enter(lambda: self.cluster.note("speed", "server", text))
+
+    async def enter(self, call: Callable[[], T]) -> T:
+        """The result of something that happens in the emulation now."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def happen() -> None:
+            value = call()
+            if not result.cancelled():
+                result.set_result(value)
+
+        self.cluster.kernel.enter(happen)
+        return await result
+
+    def next_call(self) -> int:
+        """Counts calls."""
+        self._calls += 1
+        return self._calls
+
+    @property
+    def is_ready(self) -> bool:
+        """The emulated start-up is over, and the server is not on its way out."""
+        kernel = self.cluster.kernel
+        return kernel.wall_ns() >= self.startup_ns and not self.is_draining
+
+    def has_adapters(self, model: int) -> bool:
+        """Adapters of a model have slots, loads and KV of their own (`scheduler.enable_lora`)."""
+        name = self.plan.models[model]
+        return all(r.slots("adapter") for r in self.plan.replicas if r.served == name)
+
+    def index_of(self, name: str) -> int:
+        """Which model a call asks for; adapters and aliases are the default model's."""
+        if name in self.models:
+            return self.models.index(name)
+        return self.plan.default_model
+
+    def serves(self, model: int = -1) -> bool:
+        """Some replica takes prompts, or will without anyone's doing (a fault heals, a planner).
+
+        `model`: an index; -1 = any.
+        """
+        if self.plan.config.autoscale is not None:
+            return True
+        replicas = self.cluster.replicas
+        return any(r.state not in _USELESS and model in (-1, r.model) for r in replicas)
+
+    @property
+    def lag_s(self) -> float:
+        """Wall time by which the emulation is behind the clock."""
+        return self.cluster.kernel.behind_ns / NS_PER_S / self.speed
+
+    @property
+    def startup_left_s(self) -> float:
+        """Wall time until the start-up ends."""
+        left_ns = self.startup_ns - self.cluster.kernel.wall_ns()
+        return max(0.0, left_ns / NS_PER_S / self.speed)
+
+
+def command_now(
+    service: Service, replica: ReplicaHandle, command: str, factor: float | None = None
+) -> str:
+    """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
+    cluster = service.cluster
+    now_s = cluster.kernel.now_ns / NS_PER_S
+    given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
+    table = msgspec.convert(given, prepared(CommandTable))
+    steps_alone = not service.plan.replicas[replica.replica_id].data_parallel_group
+    if steps_alone or not table.is_of_roles:
+        is_done = cluster.commander.issue(replica, table)
+    else:
+        is_done = cluster.commander.refuse(replica, table, "steps together with others")
+    outcome = "done" if is_done else "refused"
+    count = service.counts.commands_given.get((command, outcome), 0)
+    service.counts.commands_given[command, outcome] = count + 1
+    if is_done:
+        cluster.tape.replay.add(table)
+        if factor is None:
+            cluster.note("command", f"replica {replica.replica_id}", command)
+    return outcome

@@ -1,0 +1,1 @@
+"""What several applications use: answers, points and their runs, an HTTP client."""

@@ -1,0 +1,95 @@
+"""The pages that emu writes: one template engine, one style, one script, one chart library.
+
+    text = page("run.html", title="...", charts=charts, ...)
+
+Templates are Jinja's and stand in `page/`; every value is escaped where it is put in. A page is
+one file that asks for nothing from outside: style, script and ECharts stand in it, and the data
+of its charts as JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from emu.report.page.chart import Chart, payload
+from emu.report.table import number
+
+PAGES: Final = Path(__file__).parent
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["number"] = cell
+    made.filters["breakable"] = breakable
+    return made
+
+
+def page(template: str, *, title: str, charts: Sequence[Chart], **parts: object) -> str:
+    """A template of `page/` with what it shows; `charts` are drawn where it places them."""
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            charts=charts,
+            style=asset("page.css"),
+            echarts=asset("echarts/echarts.min.js"),
+            script=asset("charts.js"),
+            data=json_in_script(payload(charts)),
+            **parts,
+        )
+    )
+
+
+def live_page(facts: object) -> str:
+    """The page of a live server; what it shows comes over its event stream.
+
+    `facts`: what does not change while the server runs.
+    """
+    return (
+        _environment()
+        .get_template("live.html")
+        .render(
+            style=asset("page.css") + asset("live.css"),
+            echarts=asset("echarts/echarts.min.js"),
+            script=asset("charts.js") + asset("live.js"),
+            facts=json_in_script(facts),
+        )
+    )
+
+
+def asset(name: str) -> Markup:
+    """A file of `page/` as it is; none of them holds an end of its element."""
+    return Markup((PAGES / name).read_text(encoding="utf-8"))
+
+
+def json_in_script(value: object) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
+
+
+def breakable(name: str) -> Markup:
+    """A name that breaks between its parts (`p95_`, `ttft_`, `ms`), not in the middle of one."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_.])", name))
+
+
+def cell(value: object) -> str:
+    """A value of a table: figures with four digits, words as they are."""
+    if value is None:
+        return "-"
+    return number(value) if isinstance(value, float) else str(value)

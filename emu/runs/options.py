@@ -1,0 +1,69 @@
+"""What `emu run` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from emu.options.declare import Argument, Option
+from emu.options.shared import Logged, Settings, Shown, Traffic, Workers, output
+
+
+class RunOptions(Traffic, Settings, Workers, Shown, Logged):
+    """One run, several seeds or several draws of a configuration, or of what options describe."""
+
+    command = "run"
+
+    config: Annotated[
+        Path | None,
+        Argument(
+            "Configuration file; without one, --model, --gpu and traffic say what is run.",
+        ),
+    ] = None
+    model: Annotated[str, Option("Model of the catalogue, without a configuration.")] = ""
+    gpu: Annotated[
+        Sequence[str],
+        Option("Kind of GPU, without a configuration.", metavar="NAME[=PRICE]"),
+    ] = ()
+    replicas: Annotated[
+        int, Option("How many colocated replicas, without a configuration.", at_least=0)
+    ] = 1
+    tensor_parallel: Annotated[
+        int, Option("GPUs of each of them.", "--tensor-parallel", "--tp", at_least=1)
+    ] = 1
+    skip_prefill: Annotated[
+        bool, Option("The KV of every prompt is there at its arrival: only decoding is emulated.")
+    ] = False
+    output: Annotated[Path | None, output("Output directory, instead of the config's.")] = None
+    force: Annotated[bool, Option("Replace whatever run the directory holds.")] = False
+    report: Annotated[bool, Option("Write report.html.")] = True
+    seed: Annotated[
+        int | None, Option("Seed of every random stream, instead of the config's.", at_least=0)
+    ] = None
+    seeds: Annotated[
+        int,
+        Option(
+            "Run this many seeds, the first as above, and print means with 95 % intervals.",
+            at_least=0,
+        ),
+    ] = 0
+    draws: Annotated[
+        int,
+        Option(
+            "Run this many draws of engine, arrivals and sampling too: 90 % intervals of every"
+            " figure.",
+            at_least=0,
+        ),
+    ] = 0
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The overrides of its configuration."""
+        return (*self.overrides, *(("workload.skip_prefill=true",) if self.skip_prefill else ()))
+
+    @property
+    def describes(self) -> bool:
+        """Options say what is run, or a part of it."""
+        words = (self.model, self.gpu, self.workload, self.rate, self.preset)
+        return any((*words, self.prompt_tokens, self.output_tokens))

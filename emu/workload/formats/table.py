@@ -1,0 +1,215 @@
+"""The formats of workload files: their names, how each is told by its first bytes, its reader.
+
+for one in formats():
+    print(one.name)
+source = open_source(Opening(path=Path("trace.csv"), source="trace.csv"), "auto")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from emu.errors import InputError
+from emu.workload.formats.csv_dialects import DIALECTS, Dialect, dialect_of, split_header
+from emu.workload.formats.csv_parser import CsvParser
+from emu.workload.formats.text_file import CHUNK_BYTES, Chunk, TextFile
+from emu.workload.items import Block, Ints, Notes
+from emu.workload.source import Opening, Source
+
+_FEW_BYTES: Final = 1 << 16
+"""A smaller file is read without numpy, whose import would cost more than the emulation."""
+
+
+class Format(msgspec.Struct, frozen=True):
+    """One format of `workload.format`."""
+
+    name: str
+    open: Callable[[Opening, TextFile], Source]
+
+
+def _open_jsonl(opening: Opening, file: TextFile) -> Source:
+    from emu.workload.formats.jsonl import JsonlParser
+
+    return ParsedFile(file, JsonlParser(opening.source))
+
+
+def _open_mooncake(opening: Opening, file: TextFile) -> Source:
+    from emu.workload.formats.mooncake import MooncakeParser
+
+    return ParsedFile(file, MooncakeParser(opening.source))
+
+
+def _open_sharegpt(opening: Opening, file: TextFile) -> Source:
+    from emu.workload.formats.sharegpt import ShareGptSource
+
+    return ShareGptSource(opening, file)
+
+
+def _open_servegen(opening: Opening, file: TextFile | None = None) -> Source:
+    if not opening.path.is_dir():
+        raise InputError(opening.source, None, "", "is no folder; ServeGen's clients are one")
+    from emu.workload.formats.servegen import ServeGenSource
+
+    return ServeGenSource(opening)
+
+
+def _open_csv(dialect: Dialect) -> Callable[[Opening, TextFile], Source]:
+    def open_csv(opening: Opening, file: TextFile) -> Source:
+        header: list[str] | None = split_header(_first_line(file.head()))
+        if dialect.default_header and all(c.replace(".", "").isdigit() for c in header or ()):
+            header = None
+        csv = CsvParser(opening.source, dialect, header)
+        csv.takes_few = opening.is_few or file.size_bytes <= _FEW_BYTES
+        return ParsedFile(file, csv)
+
+    return open_csv
+
+
+def _open_log(name: str) -> Callable[[Opening, TextFile], Source]:
+    def open_log(opening: Opening, file: TextFile) -> Source:
+        from emu.workload.logs.log_source import LogSource
+
+        return LogSource(file, name)
+
+    return open_log
+
+
+_JSONL: Final = Format("jsonl", _open_jsonl)
+_MOONCAKE: Final = Format("mooncake", _open_mooncake)
+_SHAREGPT: Final = Format("sharegpt", _open_sharegpt)
+_SERVEGEN: Final = Format("servegen", _open_servegen)
+"""A folder (`emu/workload/formats/servegen.py`)."""
+_CSV: Final = {one.name: Format(one.name, _open_csv(one)) for one in DIALECTS}
+
+
+def formats() -> tuple[Format, ...]:
+    """Every format that is read: the one list of their names. Loads the readers of logs."""
+    from emu.workload.logs.log_formats import LOG_FORMATS
+
+    logs = [Format(one.name, _open_log(one.name)) for one in LOG_FORMATS]
+    return (_JSONL, _MOONCAKE, _SHAREGPT, _SERVEGEN, *_CSV.values(), *logs)
+
+
+def open_source(opening: Opening, name: str) -> Source:
+    """The reader of a file; `name` "auto" looks at the content. A folder is ServeGen's.
+
+    Raises InputError.
+    """
+    if name == _SERVEGEN.name or (name == "auto" and opening.path.is_dir()):
+        return _named(_SERVEGEN, _open_servegen(opening))
+    file = TextFile(opening.path, opening.source, _FEW_BYTES if opening.is_few else CHUNK_BYTES)
+    head = file.head()
+    if not head.strip():
+        raise InputError(opening.source, 1, "$", "the file is empty")
+    if name == "auto":
+        found = _recognise(head, opening.source)
+    else:
+        found = _CSV.get(name) or next(one for one in formats() if one.name == name)
+    return _named(found, found.open(opening, file))
+
+
+def _named(found: Format, reader: Source) -> Source:
+    reader.name = found.name
+    return reader
+
+
+class Parser(Protocol):
+    """Turns a chunk of a text file into a block."""
+
+    is_absolute: bool
+    has_arrivals: bool
+    prompt_field: str
+
+    def read_models(self) -> None:
+        """Requests may name one of several models."""
+
+    def begin(self, notes: Notes) -> None:
+        """A pass begins."""
+
+    def parse(self, chunk: Chunk, notes: Notes) -> Block:
+        """The lines of a chunk; raises InputError at the first wrong one."""
+
+
+class ParsedFile(Source):
+    """A file whose lines are independent of each other."""
+
+    def __init__(self, file: TextFile, parser: Parser) -> None:
+        self._file = file
+        self._parser = parser
+        self.is_absolute = parser.is_absolute
+        self.has_arrivals = parser.has_arrivals
+        self.prompt_field = parser.prompt_field
+        self.is_small = file.size_bytes <= CHUNK_BYTES
+
+    def read_models(self) -> None:
+        """Requests may name one of several models."""
+        self._parser.read_models()
+
+    def blocks(self, notes: Notes) -> Iterator[Block]:
+        """All lines, in the order of the file."""
+        self._parser.begin(notes)
+        for chunk in self._file.chunks():
+            yield self._parser.parse(chunk, notes)
+
+    def rows_at(self, offsets: Ints) -> Iterator[Block]:
+        """The lines at these offsets, in this order (line numbers are then meaningless)."""
+        for data in self._file.lines_at(offsets):
+            # Line 2: a chunk that starts at line 1 would begin with a header.
+            yield self._parser.parse(Chunk(data, 2, 0), Notes())
+
+
+_OWN_FIELDS: Final = frozenset(("arrival_time_ns", "input_toks", "output_toks", "sub_requests"))
+
+
+def _first_line(head: bytes) -> bytes:
+    return head.split(b"\n", 1)[0]
+
+
+def _recognise(head: bytes, source: str) -> Format:
+    start = head.lstrip()
+    if start[:1] in (b"[", b"{"):
+        from emu.workload.logs.log_formats import format_of
+
+        own = _OWN_FIELDS if start[:1] == b"{" else ()
+        log = format_of(start)
+        if log is not None and not any(f'"{field}"'.encode() in start for field in own):
+            return Format(log.name, _open_log(log.name))
+    if start.startswith(b"["):
+        return _SHAREGPT
+    if start.startswith(b"{"):
+        return _recognise_json(start, source)
+    header = _first_line(head)
+    dialect = dialect_of(split_header(header))
+    if dialect is not None:
+        return _CSV[dialect.name]
+    if b"," not in header:
+        for mark, name in ((b";", "semicolons"), (b"\t", "tabs")):
+            if mark in header:
+                raise InputError(source, 1, "$", f"columns are separated by {name}, not by commas")
+        return _JSONL
+    known = "; set workload.format, or name the columns as docs/workloads.md says"
+    raise InputError(source, 1, "$", f"format cannot be recognized from the header{known}")
+
+
+def _recognise_json(start: bytes, source: str) -> Format:
+    try:
+        fields = msgspec.json.decode(_first_line(start))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Cut off, malformed, or an object that spans lines.
+        if b'"conversations"' in start:
+            return _SHAREGPT
+        return _MOONCAKE if b'"input_length"' in start.split(b"\n", 1)[0] else _JSONL
+    if "conversations" in fields or "conversation" in fields:
+        return _SHAREGPT
+    if "input_length" in fields and "input_toks" not in fields:
+        return _MOONCAKE
+    if _OWN_FIELDS.isdisjoint(fields):
+        names = ", ".join(list(fields)[:8])
+        known = "see docs/workloads.md for the formats that are read"
+        raise InputError(
+            source, 1, "$", f"format cannot be recognized from the fields {names}; {known}"
+        )
+    return _JSONL
