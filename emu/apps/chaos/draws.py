@@ -11,7 +11,7 @@ import numpy as np
 from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
-from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words, policy_problem
+from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
 from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
 from emu.features.base import Feature
@@ -502,9 +502,10 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
 
 
 ENGINE_LABELS: Final = (
-    *(engine_label(name, version) for name, words in ENGINES.items() for version in words.versions),
+    *(engine_label("vllm", version) for version in ENGINES["vllm"].versions),
     NO_ENGINE,
 )
+"""Engines of any scheduler's worlds; SGLang's comes with its own (`drawsglang.py`)."""
 
 
 def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
@@ -521,8 +522,7 @@ def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
         if chance(rng, 0.25):
             table[key] = pick(rng, values)
     label = table.pop("engine", "")
-    policy = tables.get("scheduler", {}).get("policy", "vllm")
-    if label and not policy_problem(engine_words(label)[0], policy):
+    if label:
         name, version = engine_words(label)
         tables["engine"] = {"name": name, "version": version} if version else {"name": name}
     if chance(rng, 0.15):

@@ -13,6 +13,8 @@ from emu.config.names import ENGINES
 from emu.rng import rng_stream
 
 _PART: Final = 0.4
+_KEPT: Final = ("fcfs", "lightllm")
+"""Schedulers with a queue of the cluster, and with keys that few worlds have."""
 _SHARED: Final = ("num_blocks", "leap")
 
 
@@ -20,7 +22,7 @@ def draw_sglang(seed: int, tables: Tables) -> None:
     """Change a part of the worlds whose scheduler has a queue for each replica."""
     rng = rng_stream(seed, "chaos sglang")
     had = tables["scheduler"]
-    if had["policy"] == "fcfs" or "models" in tables or not chance(rng, _PART):
+    if had["policy"] in _KEPT or "models" in tables or not chance(rng, _PART):
         return
     if tables["network"].get("tiers") or features_in(tables):
         return
@@ -39,6 +41,7 @@ def draw_sglang(seed: int, tables: Tables) -> None:
         "schedule_conservativeness": float(pick(rng, (0.05, 0.3, 1.0, 1.0))),
         "schedule_policy": pick(rng, ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "random")),
         "enable_mixed_chunk": chance(rng, 0.2),
+        "mem_fraction_static": float(pick(rng, (0.0, 0.8))),
         "disable_radix_cache": chance(rng, 0.3),
         "radix_eviction_policy": pick(
             rng, ("lru", "lru", "lfu", "fifo", "mru", "filo", "priority")
