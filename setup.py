@@ -43,8 +43,8 @@ replica/watch replica/mailbox replica/weights replica/gate
 replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
 replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
 replica/flight/layered replica/flight/relay
-routing/policies
-cluster/cluster cluster/gateway cluster/recorder
+routing/policies routing/order routing/signal
+cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 

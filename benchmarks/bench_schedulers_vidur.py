@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from emu.config.check import KINDS
+from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits, Scheduler

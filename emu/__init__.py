@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from emu.apps.sweeps.table import sweep
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
+    from emu.world import World
 
 __all__ = [
     "Drawing",
@@ -22,6 +23,7 @@ __all__ = [
     "Result",
     "Rows",
     "RunError",
+    "World",
     "__version__",
     "compare",
     "frame",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
+    "World": "emu.world",
     "plan": "emu.apps.plan.plan",
     "sweep": "emu.apps.sweeps.table",
     "__version__": "emu.process.version",

@@ -14,6 +14,7 @@ then goes on in a thread of its own, and an interrupt of the cell ends it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import json
@@ -30,83 +31,14 @@ from emu.config.load import config_from_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
 from emu.plugins import named
-from emu.report.atomic import find, write_bytes
+from emu.report.atomic import find
 from emu.report.summary import Summary, read_summary
+from emu.runs.request_rows import Table, write_workload
 from emu.runs.runner import RunResult, adjust, execute
-from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from emu.report.compare import Comparison
     from emu.report.rundata import RunData
-
-# --------------------------------------------------------------------------------------------------
-# Requests from a DataFrame or a list of mappings, as a workload file of emu's own format.
-#
-# Columns, by any of these names: `arrival_s` or `arrival_time_ns`, `prompt_tokens` or `input_toks`,
-# `output_tokens` or `output_toks` (these three are required), `max_output_tokens`, `tenant`,
-# `priority`, `deadline_s`. Any other column is an error.
-
-_SOURCE: Final = "workload"
-_NAMES: Final[Mapping[str, tuple[str, float]]] = {
-    "arrival_s": ("arrival_time_ns", NS_PER_S),
-    "arrival_time_ns": ("arrival_time_ns", 1),
-    "prompt_tokens": ("input_toks", 1),
-    "input_toks": ("input_toks", 1),
-    "output_tokens": ("output_toks", 1),
-    "output_toks": ("output_toks", 1),
-    "max_output_tokens": ("max_output_toks", 1),
-    "priority": ("priority", 1),
-    "deadline_s": ("deadline_ns", NS_PER_S),
-    "tenant": ("tenant", 0),
-}
-"""Column -> field of a line and its unit; 0 = a word."""
-_NEEDED: Final = ("arrival_time_ns", "input_toks", "output_toks")
-
-
-def write_workload(requests: Any, path: Path) -> Path:
-    """Write the requests; the path. Raises InputError for what is no table of requests."""
-    lines = list(workload_lines(requests))
-    if not lines:
-        raise InputError(_SOURCE, None, "", "has no request")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoder = msgspec.json.Encoder()
-    write_bytes(path, b"".join(encoder.encode(line) + b"\n" for line in lines))
-    return path
-
-
-def workload_lines(requests: Any) -> Iterable[dict[str, Any]]:
-    """Lines of emu's own format, one for each row."""
-    if hasattr(requests, "to_dicts"):  # polars
-        rows = requests.to_dicts()
-    elif hasattr(requests, "to_dict"):  # pandas
-        rows = requests.to_dict("records")
-    else:
-        rows = requests
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, Mapping):
-            raise InputError(_SOURCE, number, "", f"expected a mapping, got {type(row).__name__}")
-        yield _line(number, row)
-
-
-def _line(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    line: dict[str, Any] = {}
-    for name, value in row.items():
-        if name not in _NAMES:
-            known = ", ".join(_NAMES)
-            raise InputError(_SOURCE, number, str(name), f"unknown column; there are {known}")
-        field, unit = _NAMES[name]
-        try:
-            line[field] = round(float(value) * unit) if unit else str(value)
-        except (TypeError, ValueError, OverflowError):
-            raise InputError(_SOURCE, number, name, f"expected a number, got {value!r}") from None
-    for field in _NEEDED:
-        if field not in line:
-            names = " or ".join(name for name, (its, _) in _NAMES.items() if its == field)
-            raise InputError(_SOURCE, number, names, "missing")
-    return line
-
-
-# --- emu from Python ------------------------------------------------------------------------------
 
 _TEXT_COLUMNS: Final = frozenset(
     {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}
@@ -236,7 +168,7 @@ def run(
     output: str | Path | None = None,
     report: bool | None = None,
     progress: bool = False,
-    workload: Any = None,
+    workload: Table | None = None,
     keep: bool = True,
 ) -> Result:
     """Run one experiment and return its results.
@@ -245,59 +177,63 @@ def run(
     keys to values, or is a list of `KEY=VALUE` as on the command line. `output` is the directory
     of the results (default: the config's), `report` whether report.html is written (default: the
     config's). `workload`: the requests as a DataFrame (pandas or polars) or a list of mappings
-    instead of the config's (emu/api.py names the columns); they are written beside the
-    directory. `keep` False: nothing is left on disk, the results are in memory. Raises InputError
-    for what is wrong in a config or a workload, before anything is written; RunError,
+    instead of the config's (emu/runs/request_rows.py names the columns); they are written beside
+    the directory. `keep` False: nothing is left on disk, the results are in memory. Raises
+    InputError for what is wrong in a config or a workload, before anything is written; RunError,
     InvariantViolation or KeyboardInterrupt for a run that did not end well.
     """
     texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
-    source = "config"
-    if not keep:
-        from emu.process.interrupts import scratch
+    with contextlib.ExitStack() as stack:
+        if not keep:
+            from emu.process.interrupts import scratch
 
-        with scratch("emu-run-") as directory:
-            result = run(
-                config,
-                texts if not isinstance(config, Config) else (),
-                seed=seed,
-                output=directory / "run",
-                report=False,
-                progress=progress,
-                workload=workload,
-            )
+            output, report = stack.enter_context(scratch("emu-run-")) / "run", False
+        if workload is not None:
+            place = Path(output) if output is not None else Path("runs/run")
+            config, more = _with_workload(config, workload, place)
+            output, texts = place, texts + more
+        loaded, source = _loaded(config, texts)
+        loaded = adjust(loaded, seed=seed, output=None if output is None else Path(output))
+
+        def work(stop: threading.Event | None) -> RunResult:
+            return execute(loaded, source, progress=progress, report=report, stop=stop)
+
+        done = _beside_a_loop(work)
+        result = Result(done.directory, done.wall_s)
+        if not keep:
             result.read_all()
             if workload is not None:  # the file is gone
                 for config_read in (result.config, result.data.config):
                     config_read["workload"]["path"] = "in memory"
-            return result
-    if workload is not None:
-        if isinstance(config, Config):
-            problem = "cannot be given with a Config; give a file or a dict"
-            raise InputError(source, None, "workload", problem)
-        place = Path(output) if output is not None else Path("runs/run")
-        path = write_workload(workload, place.with_name(f"{place.name}.workload.jsonl"))
-        output = place
-        texts += [f"workload.path={_toml(str(path.resolve()), 'workload')}"]
-        texts += ["workload.format='jsonl'"]
-        if isinstance(config, Mapping):
-            config = {key: value for key, value in config.items() if key != "workload"}
+        return result
+
+
+def _with_workload(
+    config: str | Path | Mapping[str, Any] | Config, workload: Table, place: Path
+) -> tuple[str | Path | Mapping[str, Any], list[str]]:
+    """The configuration without its own requests, and what names the file of the given ones."""
+    if isinstance(config, Config):
+        problem = "cannot be given with a Config; give a file or a dict"
+        raise InputError("config", None, "workload", problem)
+    path = write_workload(workload, place.with_name(f"{place.name}.workload.jsonl"))
+    if isinstance(config, Mapping):
+        config = {key: value for key, value in config.items() if key != "workload"}
+    where = _toml(str(path.resolve()), "workload")
+    return config, [f"workload.path={where}", "workload.format='jsonl'"]
+
+
+def _loaded(
+    config: str | Path | Mapping[str, Any] | Config, texts: Sequence[str]
+) -> tuple[Config, str]:
+    """The configuration, and what it is called in messages."""
     if isinstance(config, Config):
         if texts:
             problem = "cannot be applied to a Config; give a file or a dict"
-            raise InputError(source, None, "overrides", problem)
-        loaded = config
-    elif isinstance(config, Mapping):
-        loaded = config_from_dict(dict(config), texts)
-    else:
-        source = str(config)
-        loaded = load_config(config, texts)
-    loaded = adjust(loaded, seed=seed, output=None if output is None else Path(output))
-
-    def work(stop: threading.Event | None) -> RunResult:
-        return execute(loaded, source, progress=progress, report=report, stop=stop)
-
-    done = _beside_a_loop(work)
-    return Result(done.directory, done.wall_s)
+            raise InputError("config", None, "overrides", problem)
+        return config, "config"
+    if isinstance(config, Mapping):
+        return config_from_dict(dict(config), texts), "config"
+    return load_config(config, texts), str(config)
 
 
 Runs = Result | str | Path | Mapping[str, "Result | str | Path"]
@@ -355,7 +291,6 @@ def plot(
 
 def _data_of(runs: Sequence[Runs]) -> list[RunData]:
     """What was read of runs; those with a name are called by it."""
-    import msgspec
 
     found: list[RunData] = []
     for one in runs:

@@ -47,6 +47,15 @@ def _clipped(text: str) -> str:
     return f"{text[:half]}... ({len(text):,} characters) ...{text[-half:]}"
 
 
+def shown(value: object) -> str:
+    """A value in few characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def printable_lines(text: str) -> str:
     """`printable` of each line."""
     return "\n".join(map(printable, text.split("\n")))

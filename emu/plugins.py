@@ -34,6 +34,15 @@ _settings: Final = {"forbidden": False}
 _SUFFIX: Final = ".py"
 
 
+class NamedClass(NamedTuple):
+    """A class of a user's own, as a configuration names it."""
+
+    key: str
+    path: str
+    own: Mapping[str, object]
+    """The keys of its table."""
+
+
 class Kind(NamedTuple):
     """What a class must have to be named at a key."""
 
@@ -440,12 +449,18 @@ def _problem_of_method(found: type, name: str, count: int) -> str:
 
 
 def make_plugin(
-    path: str, key: str, *arguments: object, context: object = None, source: str = "config"
+    path: str,
+    key: str,
+    *arguments: object,
+    context: object = None,
+    options: object = None,
+    source: str = "config",
 ) -> Any:
     """An object of the class of that name, made from `arguments`.
 
-    A constructor with a parameter `context` gets the `context`. Raises InputError (at the config
-    key) if it cannot be made so, or lacks something.
+    A constructor with a parameter `context` gets the `context`. `options`: the keys of its table,
+    for a class that has `Options`. Raises InputError (at the config key) if it cannot be made so,
+    or lacks something.
     """
     import inspect
 
@@ -455,6 +470,8 @@ def make_plugin(
         signature = inspect.signature(found)
         if "context" in signature.parameters and context is not None:
             keywords["context"] = context
+        if options is not None:
+            keywords["options"] = options
         signature.bind(*arguments, **keywords)
     except TypeError as error:
         kinds = ", ".join(type(argument).__name__ for argument in arguments)
@@ -469,16 +486,22 @@ def make_plugin(
     except BaseException as error:
         problem = f"{path}{_place(found)} cannot be made: {_told(error)}"
         raise InputError(source, None, key, problem) from None
-    kind = KINDS.get(key)
-    if kind is not None:
-        missing = [n for n in (*kind.methods, *kind.attributes) if not hasattr(made, n)]
-        if missing:
-            raise InputError(source, None, key, _lacks(path, found, missing))
-        for name in kind.methods:
-            if not callable(getattr(made, name)):
-                problem = f"{name} is {_what(getattr(made, name))}, expected a method"
-                raise InputError(source, None, key, f"{path}{_place(found)}: {problem}")
+    _check_made(made, found, path, key, source)
     return made
+
+
+def _check_made(made: object, found: type, path: str, key: str, source: str) -> None:
+    """Refuse an object that lacks what its key asks for. Raises InputError."""
+    kind = KINDS.get(key)
+    if kind is None:
+        return
+    missing = [n for n in (*kind.methods, *kind.attributes) if not hasattr(made, n)]
+    if missing:
+        raise InputError(source, None, key, _lacks(path, found, missing))
+    for name in kind.methods:
+        if not callable(getattr(made, name)):
+            problem = f"{name} is {_what(getattr(made, name))}, expected a method"
+            raise InputError(source, None, key, f"{path}{_place(found)}: {problem}")
 
 
 @functools.lru_cache(maxsize=256)

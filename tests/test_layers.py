@@ -36,9 +36,9 @@ ORDER = (
         "report",
         "cluster",
     ),
-    *("runs", "testing", "api", "apps", "lab", "cli", "entry", "__init__", "__main__"),
+    *("world", "runs", "testing", "api", "apps", "lab", "cli", "entry", "__init__", "__main__"),
 )
-TOP_LEVEL_MODULES_MAX = 10
+TOP_LEVEL_MODULES_MAX = 11
 
 
 def package_of(path: Path) -> str:

@@ -34,6 +34,7 @@ MUTATING = frozenset(
 )
 HOLDERS = (
     "request.py",
+    "cluster/dispatch.py",
     "cluster/gateway.py",
     "replica/",
     "scheduling/",
@@ -86,10 +87,10 @@ OWNERS = {
     "KvRejecter": ("autoscale/kv_reject.py", ("autoscale/kv_reject.py",)),
     "HostCache": ("autoscale/host_cache.py", ("autoscale/host_cache.py",)),
     "Sight": ("autoscale/sight.py", ("autoscale/sight.py",)),
-    "Dispatch": ("cluster/gateway.py", ("cluster/gateway.py",)),
+    "Dispatch": ("cluster/dispatch.py", ("cluster/dispatch.py",)),
     "Recorder": ("cluster/recorder.py", ("cluster/recorder.py",)),
-    "GpuSharing": ("cluster/build.py", ("cluster/build.py",)),
-    "TierBook": ("cluster/build.py", ("cluster/build.py",)),
+    "GpuSharing": ("cluster/gpu_sharing.py", ("cluster/gpu_sharing.py",)),
+    "TierBook": ("cluster/tier_book.py", ("cluster/tier_book.py",)),
     "Lock": ("kernel/clock.py", ("kernel/clock.py",)),
     "LinkFaults": ("faults/link_faults.py", ("faults/link_faults.py",)),
     "TransferFaults": ("faults/transfer_faults.py", ("faults/transfer_faults.py",)),

@@ -2,6 +2,8 @@
 
     [router]
     policy = "./llmd_scorers.py:WeightedScorers"
+    [router.own]
+    prefix_weight = 2.0
 
 After the inference scheduler of llm-d (plugins prefix-cache-scorer, queue-scorer,
 kv-cache-utilization-scorer, max-score-picker). Every scorer gives each replica 0 to 1; its defaults
@@ -11,27 +13,35 @@ between the longest queue (0) and the shortest (1), `kv` is the free part of the
 
 from collections.abc import Sequence
 
+import msgspec
+
 from emu.policy import Context, RequestView
-from emu.routing.policies import Signal
+from emu.routing.signal import Signal
+
+
+class Weights(msgspec.Struct):
+    """Keys of `[router.own]`."""
+
+    prefix_weight: float = 2.0
+    queue_weight: float = 1.0
+    kv_weight: float = 1.0
 
 
 class WeightedScorers:
     """Sum of weighted scores; the best of them, at random among equals."""
 
-    prefix_weight = 2.0
-    queue_weight = 1.0
-    kv_weight = 1.0
+    Options = Weights
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, options: Weights) -> None:
+        self._context, self._weights = context, options
 
     def choose(self, request: RequestView, signals: Sequence[Signal]) -> int:
         """Index of the replica with the highest total."""
-        totals = [0.0] * len(signals)
+        totals, weights = [0.0] * len(signals), self._weights
         for weight, scores in (
-            (self.prefix_weight, self._prefix(request, signals)),
-            (self.queue_weight, self._queue(signals)),
-            (self.kv_weight, [1 - s.blocks_used / s.blocks_total for s in signals]),
+            (weights.prefix_weight, self._prefix(request, signals)),
+            (weights.queue_weight, self._queue(signals)),
+            (weights.kv_weight, [1 - s.blocks_used / s.blocks_total for s in signals]),
         ):
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         best = max(totals)

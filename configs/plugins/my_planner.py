@@ -10,7 +10,7 @@ below 20 %. Nothing changes while a replica is still loading.
 
 from emu.autoscale.planner import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import OwnPlannerTable
 
 
 class Steps:
@@ -18,7 +18,7 @@ class Steps:
 
     needs_ticks = False  # asked when something has changed, which is enough here
 
-    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+    def __init__(self, table: OwnPlannerTable, rates: Rates) -> None:
         self._table = table
         self._rates = rates
 

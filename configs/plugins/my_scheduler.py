@@ -14,8 +14,6 @@ from emu.scheduling.simple import Plan, SimpleScheduler
 class ShortestFirst(SimpleScheduler):
     """Whole prompts, shortest first, mixed with decodes."""
 
-    policy = "shortest_first"
-
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         """Decodes first, then the shortest prompts that fit."""
         for request in list(self.idle):

@@ -16,7 +16,7 @@ from collections import deque
 
 from emu.autoscale.planner import Demand, Rates
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import OwnPlannerTable
 from emu.policy import Context
 
 AHEAD_S = 10.0
@@ -33,7 +33,7 @@ class Predictive:
 
     needs_ticks = True
 
-    def __init__(self, table: AutoscaleTable, rates: Rates, context: Context) -> None:
+    def __init__(self, table: OwnPlannerTable, rates: Rates, context: Context) -> None:
         self._table, self._context = table, context
         self._tpot_ms = context.objectives_ms[1] or 50.0
         self._wishes: deque[tuple[float, int]] = deque()

@@ -3,6 +3,9 @@
     [autoscale]
     planner = "./sla_planner.py:SlaPlanner"
     tick_ms = 10000                  # the adjustment interval
+    [autoscale.own]
+    forecast = "linear"              # or "holt", "last"
+    kv_use = 0.95                    # part of the KV blocks that is planned with
     [slo]
     ttft_ms = 500
     tpot_ms = 50
@@ -14,23 +17,35 @@ replicas for its output tokens at the largest batch whose corrected ITL still me
 """
 
 import math
+from typing import Literal
+
+import msgspec
 
 from emu.autoscale.planner import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import OwnPlannerTable
 from emu.policy import Context
 
-FORECAST = "linear"
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+
+
+class Options(msgspec.Struct):
+    """Keys of `[autoscale.own]`."""
+
+    forecast: Literal["last", "linear", "holt"] = "linear"
+    kv_use: float = 0.95
 
 
 class SlaPlanner:
     """Decides once an interval, for prefill and decode replicas."""
 
     needs_ticks = True
+    Options = Options
 
-    def __init__(self, table: AutoscaleTable, rates: Rates, context: Context) -> None:
-        self._table, self._context = table, context
+    def __init__(
+        self, table: OwnPlannerTable, rates: Rates, context: Context, options: Options
+    ) -> None:
+        self._table, self._context, self._options = table, context, options
         self._interval_s = table.tick_ms / 1000
         self._ttft_ms, self._itl_ms, _ = context.objectives_ms
 
@@ -40,7 +55,9 @@ class SlaPlanner:
         seen = context.rates(interval_s)
         if not seen.arrivals_per_s:
             return Demand()  # no data: hold
-        expected = context.forecast(interval_s, window_s=interval_s, buckets=4, method=FORECAST)
+        expected = context.forecast(
+            interval_s, window_s=interval_s, buckets=4, method=self._options.forecast
+        )
         prompt, output = max(1, round(seen.mean_prompt_tokens)), expected.mean_output_tokens or 1.0
         counts = scan(snapshot)
         ttft_ms = context.ttft_ms(50, interval_s)
@@ -53,7 +70,7 @@ class SlaPlanner:
         batch = max(1, round(running / max(1, counts.decode)))
         itl_ms = context.itl_ms(50, interval_s)
         decode_factor = itl_ms / self._promised_itl_ms(batch, held_tokens) if itl_ms else 1.0
-        room = table.decode_upper * self._kv_tokens(snapshot)
+        room = self._options.kv_use * self._kv_tokens(snapshot)
         tokens_per_s = 1000 / self._promised_itl_ms(1, held_tokens)
         for batch in BATCHES:
             promised_ms = self._promised_itl_ms(batch, held_tokens)

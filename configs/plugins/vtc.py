@@ -24,8 +24,6 @@ OUTPUT_WEIGHT = 2
 class VirtualTokenCount(SimpleScheduler):
     """Whole prompts beside decodes, admitted in the order of the counters."""
 
-    policy = "vtc"
-
     def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
         super().__init__(table, limits)
         self.counters: dict[str, int] = {}

@@ -14,7 +14,7 @@ from emu.autoscale.draft import Draft, is_unmarked
 from emu.autoscale.local_plans import copy_load
 from emu.autoscale.orders import Action, Help, Load, Mutate, Role, Target
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import CarriedTable, PaperTable
 from emu.replica.states import Marker, ReplicaState
 from emu.units import ms_to_ns
 
@@ -48,7 +48,7 @@ _SENDS_KV = frozenset(
 
 
 def blitz_plan(
-    snapshot: Snapshot, demand: Demand, table: AutoscaleTable, sites: Sequence[Site]
+    snapshot: Snapshot, demand: Demand, table: CarriedTable, sites: Sequence[Site]
 ) -> list[Action]:
     """What to do now. An empty list = nothing."""
     prefill, decode = demand.prefill, demand.decode
@@ -146,7 +146,7 @@ class _Loading:
             return False
         if not sources:
             return False
-        if table.planner == "paper":
+        if isinstance(table, PaperTable):
             return self._paper(sources)
         if table.multicast == "p2p":
             return self._p2p(sources)

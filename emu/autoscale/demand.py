@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import BlitzTable
 from emu.replica.states import ReplicaState
 
 S = ReplicaState
@@ -114,7 +114,7 @@ def _ceil(numerator: float, denominator: float) -> int:
     return math.ceil(numerator / denominator - 1e-9)
 
 
-def targets(counts: Counts, rates: Rates, table: AutoscaleTable) -> tuple[Interval, Interval]:
+def targets(counts: Counts, rates: Rates, table: BlitzTable) -> tuple[Interval, Interval]:
     """Admissible numbers of prefill and of decode replicas (section 6.2)."""
     upper_s, lower_s = table.migration_upper_s, table.migration_lower_s
     kv_rate = max(1.0, rates.transfer_tokens_per_s)
@@ -161,7 +161,7 @@ def floor_of(snapshot: Snapshot, minimum: int, count: int) -> int:
     return 0 if is_empty and not minimum else 1
 
 
-def demand(snapshot: Snapshot, rates: Rates, table: AutoscaleTable) -> Demand:
+def demand(snapshot: Snapshot, rates: Rates, table: BlitzTable) -> Demand:
     """The change that the blitz planner wants."""
     counts = scan(snapshot)
     prefill, decode = targets(counts, rates, table)

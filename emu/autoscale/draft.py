@@ -9,7 +9,7 @@ from __future__ import annotations
 from emu.autoscale.demand import Demand, floor_of
 from emu.autoscale.orders import Action, Expire, MakeSpare, Mutate, Reuse, Revive, Role, Shut
 from emu.autoscale.snapshot import ReplicaView, Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import CarriedTable
 from emu.replica.states import Marker, ReplicaState
 from emu.units import ms_to_ns
 
@@ -19,7 +19,7 @@ S = ReplicaState
 class Draft:
     """Demands, candidates and actions of one plan."""
 
-    def __init__(self, snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> None:
+    def __init__(self, snapshot: Snapshot, demand: Demand, table: CarriedTable) -> None:
         self.snapshot = snapshot
         self.table = table
         self.prefill = demand.prefill

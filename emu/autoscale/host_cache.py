@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal
 
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, CarriedTable
 from emu.units import GIB, s_to_ns
 
 
@@ -104,9 +104,9 @@ class HostCache:
         """`copy_bytes`: one whole copy of the weights. Pinned: on every machine, for good."""
         self._loader = table.loader
         self._is_used = (
-            table.executor == "serverless"
-            or table.multicast == "none"
-            or (table.loader == "pool" and table.executor != "none")
+            table.loads_alone
+            or (isinstance(table, CarriedTable) and table.multicast == "none")
+            or (table.loader == "pool" and not table.is_static)
         )
         self._ttl_ns = s_to_ns(table.host_cache_ttl_s)
         self._counts_from_load = "cache_ttl_from_load" in table.faithful

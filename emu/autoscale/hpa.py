@@ -20,9 +20,9 @@ import math
 from collections import deque
 from typing import Final
 
-from emu.autoscale.demand import Demand, floor_of
+from emu.autoscale.demand import Demand, Rates, floor_of
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import HpaTable
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
 
@@ -87,7 +87,8 @@ class HpaPlanner:
 
     needs_ticks = True
 
-    def __init__(self, table: AutoscaleTable) -> None:
+    def __init__(self, table: HpaTable, rates: Rates) -> None:
+        """The rates do not matter: what is measured has a target."""
         self._table = table
         self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)
         self._highest = Window(s_to_ns(table.scale_down_stabilization_s), highest=True)

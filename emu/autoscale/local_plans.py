@@ -11,13 +11,13 @@ from emu.autoscale.demand import Demand, floor_of
 from emu.autoscale.draft import Draft
 from emu.autoscale.orders import Action, Load, Method, Reuse, Revive, Role, Shut, Target
 from emu.autoscale.snapshot import ReplicaView, Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, CarriedTable
 from emu.replica.states import ReplicaState
 
 S = ReplicaState
 
 
-def serverless_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> list[Action]:
+def serverless_plan(snapshot: Snapshot, demand: Demand, table: CarriedTable) -> list[Action]:
     """What to do now. An empty list = nothing."""
     draft = Draft(snapshot, demand, table)
     _shut_down(draft)
@@ -104,7 +104,7 @@ def colocated_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) ->
     chosen = _order(free, snapshot, table)[: max(0, wanted)]
     actions.extend(copy_load(view, "colocated", snapshot, table) for view in chosen)
     serving = [v for v in views if v.state is S.COLOCATED]
-    floor = floor_of(snapshot, table.min_replicas, len(serving))
+    floor = floor_of(snapshot, table.least("colocated"), len(serving))
     surplus = serving[: max(0, min(-wanted, len(serving) - floor))]
     actions.extend(Shut(view.replica_id) for view in surplus)
     return actions

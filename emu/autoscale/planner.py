@@ -6,7 +6,7 @@ named by import path in `autoscale.planner`:
     class MyPlanner:
         needs_ticks = False     # True: asked every tick while requests are in the system
 
-        def __init__(self, table: AutoscaleTable, rates: Rates) -> None: ...
+        def __init__(self, table: OwnPlannerTable, rates: Rates) -> None: ...
         def decide(self, snapshot: Snapshot) -> Demand: ...
         def wake_ns(self, snapshot: Snapshot) -> int: ...   # ask again then; -1 = on change only
 
@@ -20,10 +20,10 @@ from typing import Protocol
 
 from emu.autoscale.demand import Demand, Rates, demand, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
-from emu.errors import PluginError
-from emu.plugins import make_plugin
-from emu.policy import shown
+from emu.config.kinds import implementation
+from emu.config.own import make_own
+from emu.config.schema import AutoscaleTable, BlitzTable, OwnPlannerTable
+from emu.errors import PluginError, shown
 
 __all__ = ["BlitzPlanner", "Demand", "Planner", "Rates", "make_planner", "scan"]
 """With what a planner of one's own is written with (`emu/autoscale/demand.py`)."""
@@ -44,11 +44,11 @@ class Planner(Protocol):
 
 
 class BlitzPlanner:
-    """BlitzScale's rule; `paper` shares it and differs in how plans are made."""
+    """BlitzScale's rule; that of the paper shares it and differs in how plans are made."""
 
     needs_ticks = False
 
-    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+    def __init__(self, table: BlitzTable, rates: Rates) -> None:
         self._table = table
         self._rates = rates
 
@@ -96,16 +96,15 @@ class _Own:
 
 
 def make_planner(
-    table: AutoscaleTable, rates: Rates, own: Callable[..., Planner] = make_plugin
+    table: AutoscaleTable, rates: Rates, own: Callable[..., Planner] | None = None
 ) -> Planner:
     """The planner that `autoscale.planner` names; `own` makes one of a user's class.
 
-    Raises InputError for an unknown one.
+    Raises InputError for one that cannot be made.
     """
-    if table.planner in ("blitz", "paper"):
-        return BlitzPlanner(table, rates)
-    if table.planner == "hpa":
-        from emu.autoscale.hpa import HpaPlanner
-
-        return HpaPlanner(table)
-    return _Own(own(table.planner, "autoscale.planner", table, rates), table.planner)
+    if isinstance(table, OwnPlannerTable):
+        path = table.planner
+        found = (own or make_own)(path, "autoscale.planner", table.own, table, rates)
+        return _Own(found, path)
+    made: Planner = implementation(table.made_by)(table, rates)
+    return made

@@ -40,11 +40,10 @@ from emu.autoscale.sight import Sight, load_of, with_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.autoscale.under_way import LoadsUnderWay
 from emu.autoscale.views import ReplicaViews
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, CarriedTable
 from emu.errors import InputError, InvariantViolation
 from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor
 from emu.network.topology import Topology
-from emu.plugins import make_plugin
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
@@ -100,10 +99,7 @@ class _Idleness:
     """Since when a model has had no request, and whether it may then be without any replica."""
 
     def __init__(self, table: AutoscaleTable) -> None:
-        least = min(table.min_prefill, table.min_decode)
-        if table.planner == "hpa":
-            least = table.min_replicas
-        self.may_empty = least == 0
+        self.may_empty = table.may_empty
         """The model may be without any replica."""
         self._idle_ns = s_to_ns(table.idle_s)
         self._busy_ns = 0
@@ -144,7 +140,7 @@ class Scaler(Actor):
         cache: HostCache,
         name: str = "planner",
         load_deadline_ns: int = 0,
-        own: Callable[..., Planner] = make_plugin,
+        own: Callable[..., Planner] | None = None,
     ) -> None:
         """Loads that take longer than `load_deadline_ns` are given up (0 = never); `own` makes a
         planner of a user's own."""
@@ -277,7 +273,7 @@ class Scaler(Actor):
         wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
         if self._idleness.may_empty and not snapshot.outstanding:
             wakes.append(self._idleness.ends_ns)
-        if self._shut_ns:
+        if self._shut_ns and isinstance(self.table, CarriedTable):
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
             wakes += [
                 view.shut_ns + ttl_ns
@@ -288,11 +284,11 @@ class Scaler(Actor):
         return min(later) if later else -1
 
     def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
-        if self.table.planner == "hpa" or demand.colocated:
+        if not isinstance(self.table, CarriedTable) or demand.colocated:
             from emu.autoscale.local_plans import colocated_plan
 
             return colocated_plan(snapshot, demand, self.table)
-        if self.table.executor == "serverless":
+        if self.table.loads_alone:
             from emu.autoscale.local_plans import serverless_plan
 
             return serverless_plan(snapshot, demand, self.table)
@@ -430,13 +426,9 @@ class Scaler(Actor):
         table = self.table
         is_idle = not self._world.waiting()[2]
         found: list[ReplicaHandle] = []
-        for state, minimum in (
-            (S.PREFILL, table.min_prefill),
-            (S.DECODE, table.min_decode),
-            (S.COLOCATED, table.min_replicas),
-        ):
+        for state in (S.PREFILL, S.DECODE, S.COLOCATED):
             serving = [r for r in self._world.members if r.state is state]
-            kept = max(minimum, 0 if is_idle else 1)
+            kept = max(table.least(state.value), 0 if is_idle else 1)
             serving.sort(key=lambda r: (r.view().blocks_used, r.replica_id))
             found += serving[: max(0, len(serving) - kept)]
         return found
@@ -507,7 +499,7 @@ class Scaler(Actor):
     @property
     def is_active(self) -> bool:
         """Something may ever be scaled (else only manual commands load weights)."""
-        return self.table.executor != "none"
+        return not self.table.is_static
 
     def host_cache_bytes(self) -> dict[str, int]:
         """Weights in host memory from the start to now: mean, most, and one copy."""
@@ -607,7 +599,7 @@ class Scaler(Actor):
             return
         self.under_way.arrived(replica.replica_id)
         to = _READY[target.role]
-        if target.role == "decode" and self.table.executor == "serverless":
+        if target.role == "decode" and self.table.loads_alone:
             to = S.MUTATING_TO_DECODE
         replica.actor.tell(WeightsArrived(to=to))
 

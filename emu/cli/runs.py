@@ -281,7 +281,7 @@ class BundleOptions(Quiet):
 
 def bundle(options: BundleOptions) -> int:
     """Runs and what they need in one file."""
-    from emu.runs.again import bundle as pack
+    from emu.runs.bundle import bundle as pack
 
     members = pack(list(options.runs), options.out)
     if not options.quiet:
@@ -302,7 +302,7 @@ class LogOptions(Quiet):
 
 def log(options: LogOptions) -> int:
     """Runs for an experiment tracker."""
-    from emu.runs.again import log_runs
+    from emu.runs.trackers import log_runs
 
     for name in log_runs(list(options.runs), options.to, options.project):
         if not options.quiet:

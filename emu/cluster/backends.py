@@ -6,27 +6,30 @@ with the run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
+from emu.config.own import make_own
 from emu.config.schema import (
     AiconfiguratorTable,
+    AstraTable,
     LinearTable,
+    OwnLatencyTable,
     ProfileTable,
     RooflineTable,
+    SchedulerTable,
     VidurLayersTable,
 )
-from emu.errors import InputError, PluginError, RunError
+from emu.errors import InputError, PluginError, RunError, shown
 from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.collectives import collectives
 from emu.latency.context import LatencyContext
 from emu.latency.host_costs import HostCosts, host_costs
 from emu.latency.make_roofline import engine_steps, make_roofline
-from emu.plugins import make_plugin
-from emu.policy import shown
 
 if TYPE_CHECKING:
     from emu.latency.offload.pim import PimAttention
@@ -118,14 +121,10 @@ def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
     has_engine = context.engine is not None
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
-    if table.expert_routing != "balanced" and table.backend in (
-        "linear",
-        "aiconfigurator",
-        "vidur",
-    ):
-        problem = f"the {table.backend} backend knows no experts one by one"
-        raise InputError(context.source, None, "latency.expert_routing", problem)
     if isinstance(table, VidurLayersTable):  # before the roofline, which it derives from
+        if table.expert_routing != "balanced":
+            problem = f"the {table.backend} backend knows no experts one by one"
+            raise InputError(context.source, None, "latency.expert_routing", problem)
         return _vidur(context, table, make_roofline(context, table))
     if isinstance(table, RooflineTable):
         return make_roofline(context, table)
@@ -146,16 +145,17 @@ def _named(context: LatencyContext) -> LatencyBackend:
         steps = engine_steps(context)
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
-    if table.backend == "astra-sim":
+    if isinstance(table, AstraTable):
         from emu.backends.astra.build import make_astra
 
         return make_astra(context)
-    made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
+    assert isinstance(table, OwnLatencyTable)
+    made: LatencyBackend = make_own(table.backend, "latency.backend", table.own, context)
     _watch(made, table.backend)
     return made
 
 
-def _watch(made: Any, path: str) -> None:
+def _watch(made: LatencyBackend, path: str) -> None:
     """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
     import numpy as np
 
@@ -168,7 +168,7 @@ def _watch(made: Any, path: str) -> None:
             raise PluginError(f"latency.backend: {path}: {problem}")
         return int(found)
 
-    made.iteration_ns = watched
+    made.iteration_ns = watched  # type: ignore[method-assign]
 
 
 def _vidur(
@@ -238,6 +238,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
         gate = make_gate(
             table.expert_routing,
             GateShape(experts.count, experts.per_token, ep, context.seed),
+            own=table.expert_routing_own,
         )
 
     return ProfileBackend(
@@ -279,6 +280,16 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
         return None
     heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
     return BlockGrid.of(gpu, heads)
+
+
+def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
+    """Where iterations may be larger than what was profiled; each once."""
+    found: dict[str, None] = {}
+    for latency, table in pairs:
+        beyond = abilities_of(latency).beyond
+        if beyond is not None:
+            found[beyond(table.tokens_max, table.requests_max)] = None
+    return [warning for warning in found if warning]
 
 
 class SharedBackends:

@@ -6,45 +6,40 @@ carrier of transfers, and the recorder. Decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-
-from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
 from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
-    GpuSharing,
-    Scalers,
     Shared,
-    TierBook,
     build_columns,
     build_dispatch,
     build_doors,
-    build_insight,
     build_intake,
-    build_live,
+    build_own_policies,
     build_queue,
     build_rejecter,
     build_replica,
-    build_watchers,
     fault_handlers,
     join_waves,
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
+from emu.cluster.control_loops import Scalers
 from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
+from emu.cluster.gpu_sharing import GpuSharing
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
+from emu.cluster.tier_book import TierBook
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.kernel.clock import Actor, Kernel
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
-from emu.plugins import make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Asked, Cancelled
 from emu.replica.ports import BatchSink
@@ -58,17 +53,15 @@ from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.migration.live import LiveMigrator
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
 
 S = ReplicaState
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster:
     """Implements `World`; what concerns one model is in its pool."""
-
-    streams: bool = False
 
     def __init__(
         self,
@@ -79,54 +72,78 @@ class Cluster:
         has_prefixes: bool,
         kernel: Kernel | None = None,
         leap: bool | None = None,
+        tokens: Callable[[int, Iterable[Request]], None] | None = None,
     ) -> None:
-        config = plan.config
+        """`leap` overrides the configuration. `tokens`: see `Ports`."""
         self.plan = plan
-        self.config = config
-        self.kernel = kernel or Kernel(events_per_instant_max=config.limits.events_per_instant)
-        if recorder.log is not None:
-            recorder.log.use_clock(lambda: self.kernel.now_ns)
+        self.config = plan.config
+        limits = plan.config.limits
+        self.kernel = kernel or Kernel(events_per_instant_max=limits.events_per_instant)
         self.recorder = recorder
         self.gaps = recorder.gaps
         self.batches: BatchSink | None = recorder.batch_sink()
-        self.on_formed = recorder.formed if recorder.tells_lives else None
+        self.on_formed = recorder.on_formed
+        self.streams = tokens is not None
+        self._tokens = tokens
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
-        if self.history is not None and self.history.follows_steps:
-            leap = False
-            self.history.links(plan.topology)
-            self.network.tell_history(self.history)
-        self._draining: list[ReplicaHandle] | None = None
-        """Replicas that shut down their decodes; None = to be found again."""
-        self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
         self.replicas: list[Replica] = []
         self.watchers: dict[int, Watcher] = {}
         self.scalers: list[Scaler] = []
-        self.insight = build_insight(plan, self.kernel, self.replicas, self.watchers)
+        self.live: LiveMigrator | None = None
+        self._draining: list[ReplicaHandle] | None = None
+        """Replicas that shut down their decodes; None = to be found again."""
+        self._batch_ids = 0
+        self.own_policies = build_own_policies(plan, self.kernel, self.replicas, self.watchers)
         shared = Shared(
-            plan, self.kernel, self.network, self.backends, self.tiers, self, self.insight
+            plan,
+            self.kernel,
+            self.network,
+            self.backends,
+            self.tiers,
+            self,
+            self.own_policies,
+            has_prefixes,
+            self._leaps(leap),
         )
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))
             for index, name in enumerate(plan.models)
         ]
+        self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
+        """By replica."""
+        self._tell_recorder()
+        self._make_replicas(shared)
+        self._make_gateway(shared, source)
+        check_commands(self.config.commands, len(self.replicas), plan.source)
+        self.commander = Commander(self.kernel, self.replicas, self.config.commands, self.note)
+        self._make_loops(shared)
+        self._make_recovery()
+
+    def _leaps(self, leap: bool | None) -> bool | None:
+        """Whether replicas may leap (None: as configured); a history of steps is told so."""
+        if self.history is not None and self.history.follows_steps:
+            self.history.links(self.plan.topology)
+            self.network.tell_history(self.history)
+            return False
+        return False if self.streams else leap
+
+    def _tell_recorder(self) -> None:
+        """What the recorder has to know beforehand."""
+        recorder, plan = self.recorder, self.plan
+        if recorder.log is not None:
+            recorder.log.use_clock(lambda: self.kernel.now_ns)
         specs = {replica.served: replica.model for replica in plan.replicas}
         recorder.requests.add_columns(build_columns(plan))
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
-        self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
-        """By replica."""
+
+    def _make_replicas(self, shared: Shared) -> None:
+        """The replicas with their actors, groups, shared GPUs and watchers."""
+        plan = self.plan
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
-            replica = build_replica(
-                shared,
-                its_plan,
-                board=pool.relay,
-                peers=self.replicas,
-                queue=pool.queue,
-                has_prefixes=has_prefixes,
-                leap=leap,
-            )
+            replica = build_replica(shared, its_plan, pool)
             self.replicas.append(replica)
             pool.members.append(replica)
         self.sharing = GpuSharing(
@@ -138,19 +155,57 @@ class Cluster:
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
-        self.watchers |= build_watchers(shared, self.replicas, self.pools, self.history)
+        if any(its_plan.role != "colocated" for its_plan in plan.replicas):
+            from emu.cluster.build_migration import build_watchers
+
+            self.watchers |= build_watchers(shared, self.replicas, self.pools, self.history)
         self._is_shared = [r.shared for r in plan.replicas]
-        self._make_gateway(shared, source)
-        check_commands(config.commands, len(self.replicas), plan.source)
-        self.commander = Commander(self.kernel, self.replicas, config.commands, self.note)
-        self.live = build_live(shared, self)
-        self._make_loops(shared)
+
+    def _make_gateway(self, shared: Shared, source: Source) -> None:
+        policies = self.own_policies
+        self.gateway = Gateway(
+            self.kernel,
+            source,
+            [
+                build_dispatch(shared, pool, self.actors, match=self.prefix_match, holds=self.holds)
+                for pool in self.pools
+            ],
+            self.replicas,
+            self.config.router,
+            self.config.recovery,
+            on_release=self._released if policies is None else self._released_seen,
+            on_terminal=self._ended if policies is None else self._ended_seen,
+            cancel=self.cancel,
+            on_routed=self.recorder.on_routed,
+            intake=build_intake(shared),
+            doors=build_doors(shared.plan),
+            admission=None if policies is None else policies.admission(),
+            clients=self.config.workload.concurrency,
+        )
+
+    def _make_loops(self, shared: Shared) -> None:
+        """What rebalances running requests, and the control loops of each model."""
+        if self.config.migration.rebalance or self.config.migration.drain:
+            from emu.cluster.build_migration import build_live
+
+            self.live = build_live(shared, self)
+        for pool in self.pools:
+            pool.rejecter = build_rejecter(
+                shared, pool.members, on_capacity=self.on_capacity, on_changed=self.on_rejected
+            )
+        own = None if self.own_policies is None else self.own_policies.make
+        self.scalers += Scalers(self.plan, self.replicas, own).make(self.pools)
+        for pool, scaler in zip(self.pools, self.scalers, strict=True):
+            pool.scaler = scaler
+        self._is_scaled = self.scalers[0].is_active
         if self.history is not None and self.history.follows_steps:
             rejecters = [pool.rejecter for pool in self.pools]
             tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
-        if self.insight is not None:
-            self.insight.keep_history()
-        self._is_scaled = self.scalers[0].is_active
+        if self.own_policies is not None:
+            self.own_policies.keep_history()
+
+    def _make_recovery(self) -> None:
+        """Faults, and what happens after them."""
         self.recovery = Recovery(self)
         if any(replica.shared for replica in self.plan.replicas):
             self.recovery.lose_capacity()  # to another model: one may never find the GPUs it needs
@@ -158,54 +213,15 @@ class Cluster:
         self.faults.start()
         self.kernel.ask_at_rest(self.story, self.recovery.fail_unservable)
 
-    def _make_gateway(self, shared: Shared, source: Source) -> None:
-        insight = self.insight
-        self.gateway = Gateway(
-            self.kernel,
-            source,
-            [
-                build_dispatch(
-                    shared,
-                    pool.members,
-                    self.actors,
-                    pool.queue,
-                    match=self.prefix_match,
-                    holds=self.holds,
-                )
-                for pool in self.pools
-            ],
-            self.replicas,
-            self.config.router,
-            self.config.recovery,
-            on_release=self._released if insight is None else self._released_seen,
-            on_terminal=self._ended if insight is None else self._ended_seen,
-            cancel=self.cancel,
-            on_routed=self.recorder.routed if self.recorder.tells_lives else None,
-            intake=build_intake(shared),
-            doors=build_doors(shared.plan),
-            admission=None if insight is None else insight.admission(),
-            clients=self.config.workload.concurrency,
-        )
-
-    def _make_loops(self, shared: Shared) -> None:
-        """The control loops of each model."""
-        for pool in self.pools:
-            pool.rejecter = build_rejecter(
-                shared, pool.members, on_capacity=self.on_capacity, on_changed=self.on_rejected
-            )
-        own = make_plugin if self.insight is None else self.insight.make
-        self.scalers += Scalers(self.plan, self.replicas, own).make(self.pools)
-        for pool, scaler in zip(self.pools, self.scalers, strict=True):
-            pool.scaler = scaler
-
-    # --- running ------------------------------------------------------------------------------
     async def run(self) -> Outcome:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
         self.recorder.started(self.replicas)
+        on_actor = self.recorder.on_actor
         for actor in self.living():
             kernel.start(actor)
-            self.recorder.actor_started(actor.name)
+            if on_actor is not None:
+                on_actor(actor.name)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
@@ -262,7 +278,6 @@ class Cluster:
             self.network,
         )
 
-    # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
         if self.live is not None:
@@ -353,7 +368,9 @@ class Cluster:
         self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
 
     def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
-        """Never called off line; live mode overrides this."""
+        """Called only where the history or the port wants every token."""
+        if self._tokens is not None:
+            self._tokens(replica_id, receivers)
 
     def on_moved(
         self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
@@ -388,14 +405,14 @@ class Cluster:
 
     def _released_seen(self, request: Request) -> None:
         """With policies of a user's own: they have books, and may want to be told."""
-        assert self.insight is not None
+        assert self.own_policies is not None
         self._released(request)
-        self.insight.arrived(request)
+        self.own_policies.arrived(request)
 
     def _ended_seen(self, request: Request) -> None:
-        assert self.insight is not None
+        assert self.own_policies is not None
         self._ended(request)
-        self.insight.ended(request)
+        self.own_policies.ended(request)
 
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
@@ -441,7 +458,6 @@ class Cluster:
 
             self.watchers[split.first_id].tell(SplitLost(split))
 
-    # --- cancellation -------------------------------------------------------------------------
     def on_reply(self, asked: Asked, value: int) -> None:
         """A replica answers a live migration or a fault."""
         if asked.by == "injector":
@@ -477,7 +493,6 @@ class Cluster:
         leave = Cancelled(request=request, status=Status.CANCELLED, reason=reason)
         self.actors[request.holder_id].post(leave)
 
-    # --- seeing -------------------------------------------------------------------------------
     def holds(self, replica_id: int, request: Request) -> bool:
         """Whether a replica holds what a feature would load for the request."""
         return self.replicas[replica_id].view().holds(request)
@@ -536,8 +551,7 @@ class ModelPool:
         self.terminal = cluster.terminal
         self.on_capacity = cluster.on_capacity
         self.on_transfer = cluster.on_transfer
-        recorder = cluster.recorder
-        self.on_sent = recorder.sent if recorder.tells_lives else None
+        self.on_sent = cluster.recorder.on_sent
         self.lost = cluster.lost
         self.stuck: dict[int, Watcher] = {}
         """Those that wait for a destination, by source."""
@@ -557,7 +571,6 @@ class ModelPool:
             watchers[r.replica_id].outbound.tokens for r in self.members if r.replica_id in watchers
         )
 
-    # --- changes ------------------------------------------------------------------------------
     def replica_moved(self) -> None:
         """A replica has changed its state."""
         self._receivers = None
@@ -567,7 +580,6 @@ class ModelPool:
         for source_id in sorted(self.stuck):  # the order of getting stuck must not matter
             self.stuck[source_id].look()
 
-    # --- ScalerWorld --------------------------------------------------------------------------
     def waiting(self) -> tuple[int, int, int]:
         """Requests and prompt tokens that no replica has begun, and requests in the system."""
         gateway = self.cluster.gateway
@@ -607,7 +619,6 @@ class ModelPool:
         """A live load has failed: KV that waits there, and batches handed over, are lost."""
         self.cluster.recovery.give_up(replica)
 
-    # --- MigrationWorld -----------------------------------------------------------------------
     def receivers(self) -> Sequence[ReplicaHandle]:
         """Replicas whose state lets them receive KV, ascending id."""
         if self._receivers is None:

@@ -72,16 +72,22 @@ class Commander:
         self.refused: list[str] = []
         self._kernel = kernel
         self._note = note
-        self._due = dict(enumerate(commands))
-        """Commands whose time has not come, by index."""
+        self._replicas = replicas
+        self._due: dict[int, CommandTable] = {}
+        """Commands whose time has not come, in the order in which they were given."""
+        self._given = 0
         self.latency_factors: dict[int, float] = {}
         """By replica; those that were set."""
-        for index, command in self._due.items():
-            kernel.call_at(
-                s_to_ns(command.at_s),
-                PRIORITY_WORLD,
-                partial(self._timed, replicas[command.replica], index),
-            )
+        for command in commands:
+            self.take(command)
+
+    def take(self, command: CommandTable) -> None:
+        """Issue a command at its time; one that does not apply then is in `refused`."""
+        index = self._given
+        self._given += 1
+        self._due[index] = command
+        at_ns, replica = s_to_ns(command.at_s), self._replicas[command.replica]
+        self._kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._timed, replica, index))
 
     def _timed(self, replica: ReplicaHandle, index: int) -> None:
         """A command of the configuration; a live one is answered instead, if it does not apply."""

@@ -1,4 +1,7 @@
-"""How a run ends. Not compiled: a wait beside handlers of errors is one that mypyc builds wrong."""
+"""How a run ends: well, with an error, or because it gets nowhere.
+
+Not compiled: a wait beside handlers of errors is one that mypyc builds wrong.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,6 @@ async def ended(
     return error or unclosed
 
 
-# --------------------------------------------------------------------------------------------------
-# Ends a run in which simulated time goes on and no request gets anywhere.
-#
-# Neither of the kernel's guards sees it: time moves (no Zeno) and something is always scheduled (no
-# deadlock). Progress is a token, an end, an arrival or bytes of weights. Bytes stop counting once a
-# load has been given up: a planner that starts the same hopeless load again and again moves bytes
-# for ever. A long wait in which next to nothing happens (a machine away for hours) is no stall.
-
 LOOKS: Final = 4
 """So often in the bound is progress looked at."""
 EVENTS_MIN: Final = 1_000
@@ -57,7 +52,14 @@ EVENTS_MIN: Final = 1_000
 
 
 class StallGuard:
-    """Asked now and then (`Kernel.watch_every`)."""
+    """Ends a run in which simulated time goes on and no request gets anywhere.
+
+    Asked now and then (`Kernel.watch_every`). Neither of the kernel's guards sees it: time moves
+    (no Zeno) and something is always scheduled (no deadlock). Progress is a token, an end, an
+    arrival or bytes of weights. Bytes stop counting once a load has been given up: a planner that
+    starts the same hopeless load again and again moves bytes for ever. A long wait in which next to
+    nothing happens (a machine away for hours) is no stall.
+    """
 
     def __init__(
         self,

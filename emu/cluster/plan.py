@@ -6,52 +6,50 @@ and `emu/cluster/cluster.py` builds the actors from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from emu.catalogue import sizes
-from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
-from emu.config.check import engine_with, overridden, placing
+from emu.cluster.replica_group import KERNEL_TIMES, Divided, ReplicaGroup, divide_memory, read_group
 from emu.config.features import is_widened
+from emu.config.fleet import STATIC_PARTS
 from emu.config.names import NO_ENGINE, is_import_path
-from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
+from emu.config.own import check_own
+from emu.config.places import placing
 from emu.config.schema import (
+    AstraTable,
     Config,
     GpuTable,
     LatencyTable,
-    ModelTable,
     NetworkTable,
     NodeTable,
+    OwnLatencyTable,
+    OwnPlannerTable,
+    OwnRouterTable,
+    OwnSchedulerTable,
     PlacementTable,
-    ReplicaTable,
     SchedulerTable,
     ServedModelTable,
 )
-from emu.engines.bundle import BoundEngine, Server
-from emu.engines.registry import bind, filled
+from emu.engines.bundle import BoundEngine
 from emu.errors import InputError
-from emu.kv.groups import KvLayout, kv_layout
-from emu.kv.memory import MemoryPlan, engine_plan
+from emu.kv.groups import KvLayout
+from emu.kv.memory import MemoryPlan
 from emu.latency.collectives import check_collectives
 from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
-from emu.network.topology import Topology, build_topology
-from emu.plugins import check_plugin, find_plugin
+from emu.network.topology import Machine, Topology, build_topology
+from emu.plugins import NamedClass, find_plugin
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
-
-_KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
-"""Backends that know the GPU's time only."""
 
 Place = tuple[object, ...]
 """What a KV tier belongs to: a machine, or a pool of CXL memory."""
@@ -126,7 +124,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
-        is_known = self.latency.backend in _KERNEL_TIMES
+        is_known = self.latency.backend in KERNEL_TIMES
         return self.bound_model if is_known else None
 
     @property
@@ -264,6 +262,18 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return self.model_indices.get(self.config.model.label, 0)
 
 
+class Machines(NamedTuple):
+    """Where replicas stand."""
+
+    topology: Topology
+    gpus_of_nodes: tuple[GpuSpec, ...]
+    """By table of nodes."""
+
+    def of(self, gpu: int) -> Machine:
+        """The machine that a GPU is in."""
+        return self.topology.machines[self.topology.gpus[gpu].machine]
+
+
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
     """Resolve a configuration. Raises InputError naming the key that is wrong, and its line.
 
@@ -274,7 +284,11 @@ def make_plan(config: Config, source: str = "config", *, imports: bool = True) -
 
 
 def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
-    config = apply_preset(config)
+    scaling = config.autoscale
+    if config.models or (scaling is not None and scaling.preset in STATIC_PARTS):
+        from emu.cluster.roles import apply_preset
+
+        config = apply_preset(config)
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
     topology = build_topology(
         config.nodes,
@@ -284,21 +298,22 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     )
     places = place(config.replicas, topology, source=source)
     replicas: list[ReplicaPlan] = []
-    for group, table in enumerate(config.replicas):
-        its_places = places[len(replicas) : len(replicas) + table.count]
-        replicas += _plan_group(
-            config, group, its_places, len(replicas), topology, gpu_specs, source
-        )
-    for key, path in plugins_of(config, replicas):
+    machines = Machines(topology, gpu_specs)
+    for index, table in enumerate(config.replicas):
+        first = len(replicas)
+        its_places = places[first : first + table.count]
+        group = read_group(config, index, source)
+        replicas += _replicas_of(group, its_places, first, machines)
+    for named in plugins_of(config, replicas):
         if imports:
-            check_plugin(path, key, source)
+            check_own(named, source)
         else:
-            find_plugin(path, key, source)
+            find_plugin(named.path, named.key, source)
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
-        if context.latency.backend == "astra-sim":
+        if isinstance(context.latency, AstraTable):
             from emu.backends.astra.build import check_astra
 
             check_astra(latency_context)
@@ -314,260 +329,47 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
 
-def _plan_group(
-    config: Config,
-    group: int,
-    places: Sequence[Sequence[int]],
-    first_id: int,
-    topology: Topology,
-    gpu_specs: Sequence[GpuSpec],
-    source: str,
+def _replicas_of(
+    group: ReplicaGroup, places: Sequence[Sequence[int]], first_id: int, machines: Machines
 ) -> Iterator[ReplicaPlan]:
-    """The replicas of one table: alike but for where they stand, and so perhaps in their GPUs."""
-    table = config.replicas[group]
-    key = f"replicas.{group}"
-    model_table = override(config.model, table.model, f"{key}.model", source)
-    scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
-    latency = override(config.latency, table.latency, f"{key}.latency", source)
-    model = _model(model_table, source)
-    bound = _bound(config, group, latency, source)
-    _check_parallel(model, table, key, source)
-    _check_layers(model, table, latency.backend, source)
-    if scheduler.one_stage and table.pipeline_parallel > 1:
-        problem = f'policy "{scheduler.policy}" knows one stage'
-        raise InputError(source, None, f"{key}.pipeline_parallel", problem)
-    if scheduler.policy == "sglang" and config.network.tiers:
-        raise InputError(source, None, "network.tiers", 'not with policy "sglang"')
-    features = _features(config, table, model, scheduler, latency, source)
-    draft = _layers_beside(features, scheduler, model, table.tensor_parallel, source)
-    layout = _layout_of(config, group, model_table, scheduler, model, draft, features, source)
-    if layout is not None and features:
-        _features(config, table, model, scheduler, latency, source, has_groups=True)
-    counted = _counted_engine(scheduler, latency, bound)
-    longest = model_table.max_model_tokens or model.max_position
-    memories: dict[int, tuple[SchedulerTable, MemoryPlan, int]] = {}
+    """The replicas of a group, each at its place (the indices of its GPUs)."""
+    table = group.table
+    divided: dict[int, Divided] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
-        machine = topology.machines[topology.gpus[gpus[0]].machine]
-        gpu = gpu_specs[machine.table]
-        if machine.table not in memories:
-            ranks = table.tensor_parallel * table.pipeline_parallel
-            server = Server(gpu=gpu, max_model_tokens=longest, ranks=ranks)
-            its = filled(scheduler, bound, server)
-            divided = _memory(
-                table,
-                model_table,
-                model,
-                its,
-                counted,
-                gpu,
-                layout,
-                draft,
-                features,
-                source,
-                key,
-            )
-            memories[machine.table] = (its, *divided)
-        its, memory, num_blocks = memories[machine.table]
+        machine = machines.of(gpus[0])
+        gpu = machines.gpus_of_nodes[machine.table]
+        if machine.table not in divided:
+            divided[machine.table] = divide_memory(group, gpu)
+        scheduler, memory, num_blocks = divided[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
-            group=group,
+            group=group.number,
             role=table.role,
             gpus=tuple(gpus),
             machine=machine.index,
             gpu=gpu,
-            node=config.nodes[machine.table],
-            model=model,
-            dtype=model_table.dtype,
+            node=group.config.nodes[machine.table],
+            model=group.model,
+            dtype=group.model_table.dtype,
             kv_dtype=memory.kv_dtype,
             tensor_parallel=table.tensor_parallel,
             pipeline_parallel=table.pipeline_parallel,
             expert_parallel=table.expert_parallel,
             data_parallel_group=table.data_parallel_group,
             placement=table.placement,
-            scheduler=its,
-            latency=latency,
+            scheduler=scheduler,
+            latency=group.latency,
             memory=memory,
             num_blocks=num_blocks,
-            max_model_tokens=longest,
-            bound=bound,
-            served=model_table.label,
+            max_model_tokens=group.max_model_tokens,
+            bound=group.bound,
+            served=group.model_table.label,
             shared=table.shared,
-            kv_layout=layout,
-            draft=draft,
-            features=features,
+            kv_layout=group.layout,
+            draft=group.draft,
+            features=group.features,
         )
-
-
-def _layout_of(
-    config: Config,
-    group: int,
-    model_table: ModelTable,
-    scheduler: SchedulerTable,
-    model: ModelSpec,
-    draft: Draft | None,
-    features: Sequence[Feature],
-    source: str,
-) -> KvLayout | None:
-    """How the layers of a hybrid model share KV blocks; None = all layers keep all tokens."""
-    if not model.is_hybrid:
-        return None
-    table = config.replicas[group]
-    keeps_groups = (
-        scheduler.policy == "vllm"
-        and table.role == "colocated"
-        and table.pipeline_parallel == 1
-        and not table.data_parallel_group
-        and not config.network.tiers
-    )
-    return _hybrid_layout(
-        model if draft is None else with_draft_layers(model, draft),
-        table,
-        model_table,
-        scheduler,
-        features,
-        keeps_groups,
-        f"{source}: replicas.{group}",
-    )
-
-
-def _features(
-    config: Config,
-    table: ReplicaTable,
-    model: ModelSpec,
-    scheduler: SchedulerTable,
-    latency: LatencyTable,
-    source: str,
-    *,
-    has_groups: bool = False,
-) -> tuple[Feature, ...]:
-    """The features of a table of replicas, checked; `has_groups`: its layers share blocks."""
-    if not (is_widened(config) or is_widened(scheduler)):
-        return ()  # most replicas have none, and load none
-    from emu.features.modes import Seat
-    from emu.features.registry import check_features, features_on
-
-    features = features_on(config, scheduler)
-    check_features(features, Seat(config, table, scheduler, latency, model, has_groups, source))
-    return features
-
-
-def _layers_beside(
-    features: Sequence[Feature], scheduler: SchedulerTable, model: ModelSpec, tp: int, source: str
-) -> Draft | None:
-    """Layers that a feature puts beside the model's."""
-    found = [feature.layers(scheduler, model, tp, source) for feature in features]
-    return next((layers for layers in found if layers is not None), None)
-
-
-def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
-    """The target with the drafter's layers behind its own, as far as KV is concerned."""
-    layers = [target.layer(index) for index in range(target.layers)]
-    layers += [draft.spec.layer(index) for index in range(draft.spec.layers)]
-    return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
-
-
-def _memory(
-    table: ReplicaTable,
-    model_table: ModelTable,
-    model: ModelSpec,
-    scheduler: SchedulerTable,
-    engine: BoundEngine | None,
-    gpu: GpuSpec,
-    layout: KvLayout | None,
-    draft: Draft | None,
-    features: Sequence[Feature],
-    source: str,
-    key: str,
-) -> tuple[MemoryPlan, int]:
-    """How the memory of a replica on such GPUs is divided, and its KV blocks."""
-    tp = table.tensor_parallel
-    reserve = 0
-    beside = sum(one.reserve_bytes(scheduler, model) for one in features)
-    if engine is not None:
-        kept = engine.memory.kept(
-            model,
-            tp=table.tensor_parallel,
-            element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
-            max_num_seqs=scheduler.requests_max,
-            max_num_batched_tokens=scheduler.tokens_max,
-        )
-        reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
-    memory = engine_plan(
-        model,
-        gpu.memory_gib if engine is None else gpu.reported_gib,
-        tp=tp,
-        pp=table.pipeline_parallel,
-        ep=table.expert_parallel,
-        dtype=model_table.dtype,
-        kv_cache_dtype=model_table.kv_cache_dtype,
-        block_size=scheduler.block_size,
-        utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + beside,
-        exact_weights=engine is not None,
-        outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
-        block_bytes=0 if layout is None else layout.block_bytes,
-        draft=draft,
-        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
-        source=f"{source}: {key}",
-    )
-    blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
-    return memory, scheduler.num_blocks or blocks
-
-
-def has_states(model: ModelSpec) -> bool:
-    """Some layers keep a state of fixed size."""
-    return any(layer.state is not None for layer in model.special_layers)
-
-
-def _hybrid_layout(
-    model: ModelSpec,
-    table: ReplicaTable,
-    model_table: ModelTable,
-    scheduler: SchedulerTable,
-    features: Sequence[Feature],
-    keeps_groups: bool,
-    source: str,
-) -> KvLayout | None:
-    """How layers that keep different things share blocks; None = every layer keeps every token.
-
-    As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
-    and chunks then take memory like full attention. Layers with states cannot do without it.
-    """
-    if has_states(model) and not keeps_groups:
-        problem = (
-            f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
-            "pipeline stage, no data-parallel group and no KV tiers"
-        )
-        raise InputError(source, None, "model", problem)
-    if not keeps_groups or model.model_type.startswith("llama4"):
-        return None
-    layout = kv_layout(
-        model,
-        sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
-        dtype=model_table.dtype,
-        tp=table.tensor_parallel,
-        block_size=scheduler.block_size,
-        draft_tokens=sum(one.more_tokens(scheduler) for one in features),
-        source=source,
-    )
-    return None if layout.is_uniform else layout
-
-
-def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> BoundEngine | None:
-    """The engine of a group of replicas; None = kernels alone."""
-    keys = config.replicas[group].engine
-    key = f"replicas.{group}." if keys else ""
-    return bind(engine_with(config.engine, keys), latency, source, key)
-
-
-def _counted_engine(
-    scheduler: SchedulerTable, latency: LatencyTable, bound: BoundEngine | None
-) -> BoundEngine | None:
-    """The engine by whose start the memory is divided; None = by the plain rule."""
-    if bound is None or latency.backend not in _KERNEL_TIMES:
-        return None
-    return bound if scheduler.policy in bound.engine.policies else None
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
@@ -585,75 +387,6 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
         pcie_gbps=table.pcie_gbps,
         source="given in the configuration",
     )
-
-
-def _model(table: ModelTable, source: str) -> ModelSpec:
-    if table.hf_config:
-        name = table.name if table.name != ModelTable().name else ""
-        file = Path(table.hf_config)
-        if not (file / "config.json" if file.is_dir() else file).is_file():
-            problem = f"no config.json there: {table.hf_config}"
-            raise InputError(source, None, "model.hf_config", problem)
-        spec = model_from_file(file, name, table.assume)
-    else:
-        if table.assume:
-            raise InputError(source, None, "model.assume", "needs model.hf_config")
-        spec = lookup_model(table.name, source, "model.name")
-        check_dtype(spec, table.dtype, source)
-    return spec
-
-
-def _check_layers(model: ModelSpec, table: ReplicaTable, backend: str, source: str) -> None:
-    """A model whose layers differ has a cost with the roofline on one stage, or a linear one."""
-    if not model.special_layers:
-        return
-    if backend not in ("roofline", "linear"):
-        problem = f"{backend!r} does not know the unlike layers of {model.name}; roofline does"
-        raise InputError(source, None, "latency.backend", problem)
-    if table.pipeline_parallel > 1:
-        problem = f"{model.name} has unlike layers, which emu does not split over stages"
-        raise InputError(source, None, "replicas.pipeline_parallel", problem)
-
-
-def override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
-    """A table with some keys replaced, checked like the table itself."""
-    if not keys:
-        return table
-    try:
-        return overridden(table, keys)
-    except msgspec.ValidationError as error:
-        raise InputError(source, None, where, str(error)) from None
-
-
-def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: str, key: str) -> int:
-    """Weights of a rank that its placement keeps out of GPU memory."""
-    if table.placement is None:
-        return 0
-    from emu.latency.offload.weights import Placement, bytes_by_device
-
-    placement = Placement(table.placement, model.layers, source, key)
-    tp = table.tensor_parallel
-    outside = bytes_by_device(placement, model, tp, table.expert_parallel or tp, dtype)
-    outside.pop("gpu", None)
-    return sum(outside.values()) // table.pipeline_parallel
-
-
-def _check_parallel(model: ModelSpec, table: ReplicaTable, key: str, source: str) -> None:
-    tp, pp = table.tensor_parallel, table.pipeline_parallel
-    if model.heads % tp:
-        raise InputError(
-            source,
-            None,
-            f"{key}.tensor_parallel",
-            f"{model.name} has {model.heads} attention heads, which {tp} GPUs cannot share",
-        )
-    if pp > model.layers:
-        raise InputError(
-            source,
-            None,
-            f"{key}.pipeline_parallel",
-            f"{model.name} has {model.layers} layers, fewer than {pp} stages",
-        )
 
 
 def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:
@@ -685,20 +418,20 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
     for group, members in groups_of(replicas).items():
         first = members[0]
         key = "data_parallel_group"
-        if config.autoscale is not None and config.autoscale.executor != "none":
+        if config.autoscale is not None and not config.autoscale.is_static:
             raise wrong(first, key, "replicas that step together cannot be scaled ([autoscale])")
         ids = {member.replica_id for member in members}
         if any(one.replica in ids and one.is_of_roles for one in config.commands):
             raise wrong(first, key, "replicas that step together take no [[commands]] for roles")
         for member in members:
-            for name in (
-                "role",
-                "tensor_parallel",
-                "pipeline_parallel",
-                "expert_parallel",
-                "dtype",
+            for name, one, two in (
+                ("role", member.role, first.role),
+                ("tensor_parallel", member.tensor_parallel, first.tensor_parallel),
+                ("pipeline_parallel", member.pipeline_parallel, first.pipeline_parallel),
+                ("expert_parallel", member.expert_parallel, first.expert_parallel),
+                ("dtype", member.dtype, first.dtype),
             ):
-                if getattr(member, name) != getattr(first, name):
+                if one != two:
                     raise wrong(member, key, f"members of {group!r} differ in {name}")
             if member.model != first.model:
                 raise wrong(member, key, f"members of {group!r} differ in their model")
@@ -713,25 +446,31 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
             raise wrong(first, "expert_parallel", problem)
 
 
-def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
-    """(key, name) of the classes that a user names. Raises InputError for one that has no use."""
+def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Sequence[NamedClass]:
+    """The classes that a user names, each once. Raises InputError for one that has no use."""
+    router, migration, scaling = config.router, config.migration, config.autoscale
     named = [
-        ("router.policy", config.router.policy),
-        ("router.decode_policy", config.router.decode_policy),
-        ("router.admission", config.router.admission),
-        ("migration.policy", config.migration.policy),
+        NamedClass("router.decode_policy", router.decode_policy, router.decode_policy_own),
+        NamedClass("router.admission", router.admission, router.admission_own),
+        NamedClass("migration.policy", migration.policy, migration.own),
     ]
+    if isinstance(router, OwnRouterTable):
+        named.insert(0, NamedClass("router.policy", router.policy, router.own))
     for replica in replicas:
-        named += [
-            ("scheduler.policy", replica.scheduler.policy),
-            ("latency.backend", replica.latency.backend),
-            ("latency.expert_routing", replica.latency.expert_routing),
-        ]
+        scheduler, latency = replica.scheduler, replica.latency
+        if isinstance(scheduler, OwnSchedulerTable):
+            named.append(NamedClass("scheduler.policy", scheduler.policy, scheduler.own))
+        if isinstance(latency, OwnLatencyTable):
+            named.append(NamedClass("latency.backend", latency.backend, latency.own))
+        named.append(
+            NamedClass("latency.expert_routing", latency.expert_routing, latency.expert_routing_own)
+        )
         for feature in replica.features:
-            named += feature.classes(replica.scheduler)
-    if config.autoscale is not None:
-        named.append(("autoscale.planner", config.autoscale.planner))
-    return dict.fromkeys((key, path) for key, path in named if is_import_path(path))
+            named += feature.classes(scheduler)
+    if isinstance(scaling, OwnPlannerTable):
+        named.append(NamedClass("autoscale.planner", scaling.planner, scaling.own))
+    found = {(one.key, one.path, repr(one.own)): one for one in named if is_import_path(one.path)}
+    return list(found.values())
 
 
 def check_tiers(network: NetworkTable, replicas: Sequence[ReplicaPlan], source: str) -> None:
@@ -778,90 +517,3 @@ def _check_alike(users: list[ReplicaPlan], source: str) -> None:
                     f"replicas {first.replica_id} and {other.replica_id} share a tier but differ "
                     f"in {what}: {one} and {two}",
                 )
-
-
-# --- replicas of `[[models]]`, or of a static system (BlitzScale 6.3) -----------------------------
-
-
-def with_limits(config: Config, plan: Plan) -> Config:
-    """The configuration with the keys of schedulers that its engines have filled in.
-
-    They stand in [scheduler] where they are the same everywhere, else in the tables of replicas.
-    A table whose machines have different GPUs, and one of several models, stays as it is.
-    """
-    groups = plan.config.replicas
-    tables: list[list[SchedulerTable]] = [[] for _ in groups]
-    for replica in plan.replicas:
-        known = tables[replica.group]
-        if replica.scheduler not in known:
-            known.append(replica.scheduler)
-    found: list[dict[str, Any]] = []
-    for table, known in zip(groups, tables, strict=True):
-        before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
-        told: dict[str, Any] = msgspec.to_builtins(before)
-        full: dict[str, Any] = msgspec.to_builtins(known[0])
-        changed = {
-            key: value
-            for key, value in full.items()
-            if value != told[key] and key not in known[0].lacks
-        }
-        found.append(changed if len(known) == 1 else {})
-    is_one = all(one == found[0] for one in found)
-    if is_one and not any("policy" in table.scheduler for table in groups):
-        scheduler = overridden(config.scheduler, found[0])
-        return msgspec.structs.replace(config, scheduler=scheduler)
-    if groups != config.replicas:
-        return config
-    replicas = [
-        msgspec.structs.replace(table, scheduler=table.scheduler | more)
-        for table, more in zip(groups, found, strict=True)
-    ]
-    return msgspec.structs.replace(config, replicas=replicas)
-
-
-def apply_preset(config: Config) -> Config:
-    """The configuration with the replicas of its models, or the roles of a static preset."""
-    table = config.autoscale
-    if config.models:
-        return expand_models(config)
-    if table is None or table.preset not in STATIC_PARTS:
-        return config
-    replicas = static_roles(config.replicas, *STATIC_PARTS[table.preset])
-    return msgspec.structs.replace(config, replicas=replicas)
-
-
-def static_roles(
-    tables: Sequence[ReplicaTable], numerator: int, denominator: int
-) -> list[ReplicaTable]:
-    """All (or a part) of the replicas work from the start, five of eight as prefill.
-
-    Replicas keep their tables, so that their places do not change. If none is inactive, the user
-    has said what the roles are, and nothing changes.
-    `numerator` / `denominator` is the part of the replicas that works.
-    """
-    if not any(table.role == "inactive" for table in tables):
-        return list(tables)
-    total = sum(table.count for table in tables if table.role != "colocated")
-    active = max(2, total * numerator // denominator)
-    prefill = prefill_part(active)
-    result: list[ReplicaTable] = []
-    position = 0
-    for table in tables:
-        if table.role == "colocated":
-            result.append(table)
-            continue
-        for start, end, role in (
-            (0, prefill, "prefill"),
-            (prefill, active, "decode"),
-            (active, total, "inactive"),
-        ):
-            count = min(end, position + table.count) - max(start, position)
-            if count > 0:
-                changes: dict[str, Any] = {"role": role, "count": count}
-                if table.gpus:
-                    size = table.tensor_parallel * table.pipeline_parallel
-                    first = (max(start, position) - position) * size
-                    changes["gpus"] = table.gpus[first : first + count * size]
-                result.append(msgspec.structs.replace(table, **changes))
-        position += table.count
-    return result

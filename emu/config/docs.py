@@ -15,17 +15,9 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import names, schema
-from emu.config.check import (
-    KINDS,
-    PARTIAL_TABLES,
-    Union,
-    struct_of,
-    table_info,
-    unions,
-    unwrap,
-    whole_schema,
-)
+from emu.config.check import struct_of, table_info, unwrap, whole_schema
 from emu.config.features import with_keys
+from emu.config.kinds import KINDS, OWN_CLASS, PARTIAL_TABLES, Union, unions
 from emu.config.presets import PRESETS
 
 _INTRO: Final = """\
@@ -41,13 +33,10 @@ On the command line, `--set KEY=VALUE` changes a key: `--set scheduler.max_num_s
 """
 
 _ROW_HEAD: Final = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
-_IMPORT_PATH: Final = "package.module:Class"
 _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
-    (schema.RouterTable, "policy"): (*names.ROUTERS, _IMPORT_PATH),
-    (schema.RouterTable, "decode_policy"): (*names.DECODE_POLICIES, _IMPORT_PATH),
-    (schema.RouterTable, "admission"): (*names.ADMISSIONS, _IMPORT_PATH),
-    (schema.MigrationTable, "policy"): (*names.MIGRATIONS, _IMPORT_PATH),
-    (schema.AutoscaleTable, "planner"): (*names.PLANNERS, _IMPORT_PATH),
+    (schema.RouterTable, "decode_policy"): (*names.DECODE_POLICIES, OWN_CLASS),
+    (schema.RouterTable, "admission"): (*names.ADMISSIONS, OWN_CLASS),
+    (schema.MigrationTable, "policy"): (*names.MIGRATIONS, OWN_CLASS),
     (schema.AutoscaleTable, "preset"): ("", *PRESETS),
 }
 """Keys whose words the types do not tell."""
@@ -64,20 +53,22 @@ def config_schema() -> dict[str, Any]:
         described = {"description": properties[key]["description"]}
         if table in KINDS:  # of which kind depends on the table that it overrides
             union = unions()[table]
-            assert union.own is not None
-            widest = union.own.__name__
-            kinds = [*union.kinds, _IMPORT_PATH]
-            named = definitions[widest]["properties"] | {union.key: _words(kinds)}
-            properties[key] = described | definitions[widest] | {"properties": named}
+            named: dict[str, Any] = {union.key: _words(union.words)}
+            for kind in union.structs:
+                named = definitions[kind.__name__]["properties"] | named
+            whole = definitions[union.structs[0].__name__]
+            properties[key] = whole | described | {"properties": named}
         else:
             properties[key] = described | {
                 k: v for k, v in definitions[table.__name__].items() if k != "description"
             }
         properties[key]["required"] = []
     for (holder, key), words in _WORDS.items():
-        item = definitions[holder.__name__]["properties"][key]
-        item.pop("type", None)
-        item |= _words(words)
+        kinds = unions()[holder].structs if holder in unions() else [holder]
+        for kind in kinds:
+            item = definitions[kind.__name__]["properties"][key]
+            item.pop("type", None)
+            item |= _words(words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emu configuration",
@@ -89,7 +80,7 @@ def _union_schema(
     base: type[msgspec.Struct], union: Union, definitions: dict[str, Any]
 ) -> dict[str, Any]:
     """The kinds of a table, each with a definition of its own."""
-    structs = [*union.kinds.values(), *([union.own] if union.own else [])]
+    structs = union.structs
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for name, struct in zip([*union.kinds, ""], structs, strict=False):
         definition = found[struct.__name__]
@@ -110,10 +101,14 @@ def _union_schema(
     }
 
 
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])}, or {words[-1]}"
+
+
 def _words(words: Sequence[str]) -> dict[str, Any]:
     """A key that takes these words, or a class by import path if that is among them."""
-    known = {"enum": [word for word in words if word != _IMPORT_PATH]}
-    if _IMPORT_PATH not in words:
+    known = {"enum": [word for word in words if word != OWN_CLASS]}
+    if OWN_CLASS not in words:
         return known
     return {"anyOf": [known, {"type": "string", "pattern": f"^{names.IMPORT_PATH}$"}]}
 
@@ -135,6 +130,10 @@ def reference_markdown() -> str:
 def key_table(struct: inspect.StructType) -> str:
     """The keys of one table as a Markdown table; empty if it has only tables."""
     rows = [_row(item) for item in struct.fields if not _is_section(item)]
+    union = KINDS.get(struct.cls)
+    if union is not None:
+        cells = [f"`{union.key}`", "string", f"`{json.dumps(union.default)}`", _listed(union.words)]
+        rows.insert(0, f"| {' | '.join(cells)} |\n")
     if not rows:
         return ""
     return _ROW_HEAD + "".join(rows)
@@ -142,9 +141,9 @@ def key_table(struct: inspect.StructType) -> str:
 
 def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
     """A section for the keys of each kind beside those that all have."""
-    shared = {item.name for item in base.fields}
+    shared = {union.key, *(item.name for item in base.fields)}
     parts = []
-    for name, kind in union.kinds.items():
+    for name, kind in zip(union.words, union.structs, strict=True):
         struct = table_info(kind)
         own = [item for item in struct.fields if item.name not in shared]
         parts.append(f'\n### {heading} with `{union.key} = "{name}"`\n')
@@ -153,11 +152,6 @@ def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
             parts.append(_ROW_HEAD + "".join(map(_row, own)))
         else:
             parts.append("\nNo keys of its own.\n")
-    if union.own is not None:
-        parts.append(
-            f'\n### {heading} with `{union.key} = "package.module:Class"`\n'
-            "\nA class of one's own may read the keys of all kinds.\n"
-        )
     return "".join(parts)
 
 
@@ -169,7 +163,7 @@ def tables() -> Iterator[tuple[str, inspect.StructType]]:
 def _walk(path: str, struct: inspect.StructType) -> Iterator[tuple[str, inspect.StructType]]:
     yield path, struct
     fields = {item.name: item for item in struct.fields}
-    for kind in unions()[struct.cls].kinds.values() if struct.cls in KINDS else ():
+    for kind in unions()[struct.cls].structs if struct.cls in KINDS else ():
         for item in table_info(kind).fields:
             fields.setdefault(item.name, item)
     for item in fields.values():

@@ -12,16 +12,11 @@ from typing import Any, Final, get_args
 
 from msgspec import Struct, inspect
 
-from emu.config.check import (
-    Problem,
-    check_document,
-    dotted,
-    fault_kinds,
-    fault_of,
-    table_info,
-    unwrap,
-)
+from emu.config.check import check_document, table_info, unwrap
+from emu.config.kinds import fault_kinds, fault_of
+from emu.config.names import dotted
 from emu.config.schema import FaultTable
+from emu.config.tables import Problem
 from emu.config.tables.faults import ReplicaStage, RequestStage
 from emu.errors import InputError
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Union, get_args
 
 import msgspec
 
-from emu.config.tables import Table
+from emu.config.tables import Problem, Table
 
 if TYPE_CHECKING:
     from emu.config.schema import Config
@@ -37,10 +37,6 @@ FEATURES: Final[tuple[str, ...]] = (
 
 Struct = type[msgspec.Struct]
 Keys = TypeVar("Keys", bound=Table)
-Path = tuple[str | int, ...]
-"""Keys and indices that lead to a place in a file."""
-Problem = tuple[Path, str]
-"""A key of the file, and what is wrong with it."""
 
 
 class ConfigPart(Protocol):

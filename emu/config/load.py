@@ -1,7 +1,7 @@
 """Reads a configuration: TOML text -> `Config`, every problem one line with its place.
 
-Owns: files, `--set`, line numbers, relative paths. The types live in `schema.py`, their checks in
-`check.py`.
+Owns: files, line numbers, relative paths. The types live in `schema.py` and `tables/`, their checks
+in `check.py`, checks across keys in `rules.py`, `--set` in `overrides.py`.
 
     config = load_config("cluster.toml", ["scheduler.max_num_seqs=64", "replicas.0.count=4"])
     config = config_from_text(text, source="cluster.toml", base_dir=Path("."))
@@ -25,510 +25,16 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 import msgspec
-from msgspec import inspect
 
 from emu.config import names
-from emu.config.check import (
-    PARTIAL_TABLES,
-    Path,
-    Problem,
-    check_document,
-    convert,
-    dotted,
-    engine_with,
-    line_of,
-    locate,
-    shown,
-    struct_of,
-    table_info,
-    unions,
-    unwrap,
-    whole_schema,
-)
-from emu.config.features import features_problems
-from emu.config.names import is_file_path, is_import_path, unknown_value
-from emu.config.presets import PRESETS, expand_models, fill_engine, fill_preset, fleet_problems
-from emu.config.schema import (
-    ArrivalsTable,
-    Config,
-    EngineTable,
-    LengthsTable,
-    ProfileTable,
-    ReplicaTable,
-    SloTable,
-    VidurLayersTable,
-    WorkloadTable,
-)
+from emu.config.kinds import FIELDS, KINDS, convert, is_faultless, unions
+from emu.config.names import ENGINES, dotted, is_file_path, is_import_path, is_own_table
+from emu.config.places import line_of, locate
+from emu.config.rules import semantic_problems
+from emu.config.schema import Config, EngineTable, ReplicaTable
+from emu.config.tables import OVERRIDE, PARTS_MAX, Path, Problem
 from emu.errors import InputError
 from emu.plugins import KEYS, are_forbidden, look_in, replaced
-
-# --- checks across keys that need no catalogue: what the types alone cannot say -------------------
-# Each check yields (path, problem); `emu/config/load.py` finds the line. What depends on a model's
-# or a GPU's figures is checked where those are known (`emu/cluster/plan.py`).
-
-
-def semantic_problems(config: Config) -> list[Problem]:
-    """Every problem of a configuration whose types and bounds are already right."""
-    return [
-        *_words(config),
-        *_nodes(config),
-        *_fleet(config),
-        *_workload(config),
-        *features_problems(config),
-        *_first_come(config),
-        *_objectives(config),
-        *_autoscale(config),
-        *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
-        *_others(config),
-    ]
-
-
-def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
-    if value in known or names.is_import_path(value):
-        return
-    yield (
-        path,
-        unknown_value(value, [*filter(None, known), "package.module:Class"]),
-    )
-
-
-def _engines(config: Config) -> Iterator[Problem]:
-    """Each engine is modeled in its version, and learned constants belong to one."""
-    yield from _engine((), config.engine, config.scheduler.policy)
-    groups: list[tuple[Path, dict[str, Any], dict[str, Any]]] = [
-        *((("replicas", i), g.engine, g.scheduler) for i, g in enumerate(config.replicas)),
-        *((("models", i), m.engine, m.scheduler) for i, m in enumerate(config.models)),
-    ]
-    for here, engine, scheduler in groups:
-        if engine or "policy" in scheduler:
-            policy = str(scheduler.get("policy", config.scheduler.policy))
-            yield from _engine(here, engine_with(config.engine, engine), policy)
-
-
-def _engine(here: Path, table: EngineTable, policy: str) -> Iterator[Problem]:
-    found = names.engine_problem(table.name, table.version)
-    if found is not None:
-        yield (*here, "engine", found[0]), found[1]
-        return
-    if table.name == names.NO_ENGINE and table.learned:
-        yield (*here, "engine", "learned"), "engine none has no constants that a file could change"
-    problem = names.policy_problem(table.name, policy)
-    if problem:
-        yield (*here, "scheduler", "policy"), problem
-
-
-def _words(config: Config) -> Iterator[Problem]:
-    yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
-    yield from _word(
-        ("router", "decode_policy"), config.router.decode_policy, names.DECODE_POLICIES
-    )
-    yield from _word(("router", "admission"), config.router.admission, names.ADMISSIONS)
-    yield from _word(("migration", "policy"), config.migration.policy, names.MIGRATIONS)
-    if config.migration.policy not in names.MIGRATIONS and not config.migration.rebalance:
-        yield ("migration", "policy"), "is asked for nothing without migration.rebalance = true"
-    yield from _engines(config)
-    yield from _word(
-        ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
-    )
-    if config.autoscale is not None:
-        yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
-        preset = config.autoscale.preset
-        if preset and preset not in PRESETS:
-            yield ("autoscale", "preset"), unknown_value(preset, list(PRESETS))
-
-
-def _minus_one_or(path: Path, value: float, *, zero: bool) -> Iterator[Problem]:
-    """-1 stands for "the default"; any other negative figure is a mistake."""
-    if value == -1 or value > 0 or (zero and value == 0):
-        return
-    yield path, f"expected a number {'>=' if zero else '>'} 0, or -1, got {shown(value)}"
-
-
-def _nodes(config: Config) -> Iterator[Problem]:
-    if not config.nodes:
-        yield ("nodes",), "expected at least one table, got an empty array"
-    for index, node in enumerate(config.nodes):
-        here = ("nodes", index)
-        yield from _minus_one_or((*here, "nvlink_gbps"), node.nvlink_gbps, zero=True)
-        yield from _minus_one_or((*here, "nvlink_latency_ns"), node.nvlink_latency_ns, zero=True)
-        yield from _minus_one_or((*here, "pcie_gbps"), node.pcie_gbps, zero=False)
-        if node.gpu == "":
-            yield (*here, "gpu"), "expected a name, got an empty string"
-        if node.pcie_shared_by > node.gpus:
-            yield (
-                (*here, "pcie_shared_by"),
-                f"expected at most gpus = {node.gpus}, got {node.pcie_shared_by}",
-            )
-        if node.nvlink_domain > node.gpus:
-            yield (
-                (*here, "nvlink_domain"),
-                f"expected at most gpus = {node.gpus}, got {node.nvlink_domain}",
-            )
-
-
-def _fleet(config: Config) -> Iterator[Problem]:
-    """Replicas as they stand in the file, or the models that they follow from."""
-    if config.models:
-        yield from fleet_problems(config)
-    else:
-        yield from _replicas(config)
-        yield from _roles(config)
-
-
-def _gpus_each(group: ReplicaTable) -> int:
-    return group.tensor_parallel * group.pipeline_parallel
-
-
-def _replicas(config: Config) -> Iterator[Problem]:
-    if not config.replicas:
-        yield ("replicas",), "expected at least one table, got an empty array"
-    have = sum(node.count * node.gpus for node in config.nodes)
-    owner: dict[int, int] = {}
-    for index, group in enumerate(config.replicas):
-        path: Path = ("replicas", index, "gpus")
-        need = group.count * _gpus_each(group)
-        if group.gpus and len(group.gpus) != need:
-            yield (
-                path,
-                (
-                    f"expected {need} indices (count {group.count} x tensor_parallel "
-                    f"{group.tensor_parallel} x pipeline_parallel {group.pipeline_parallel}), "
-                    f"got {len(group.gpus)}"
-                ),
-            )
-        for position, gpu in enumerate(group.gpus):
-            if not 0 <= gpu < have:
-                yield (
-                    (*path, position),
-                    f"expected an index from 0 to {have - 1}, got {shown(gpu)}",
-                )
-            elif gpu in owner and not (group.shared and config.replicas[owner[gpu]].shared):
-                yield (*path, position), f"GPU {gpu} already belongs to replicas.{owner[gpu]}"
-            owner.setdefault(gpu, index)
-    need = sum(group.count * _gpus_each(group) for group in config.replicas if not group.shared)
-    if config.nodes and need > have:
-        yield ("replicas",), f"the replicas need {need} GPUs, the nodes have {have}"
-
-
-def _roles(config: Config) -> Iterator[Problem]:
-    """Without a planner or commands, roles never change: some replica must serve each phase."""
-    scaled = config.autoscale is not None and config.autoscale.executor != "none"
-    told = any(command.is_of_roles for command in config.commands)
-    if scaled or told or not config.replicas:
-        return
-    roles = {group.role for group in config.replicas}
-    if "colocated" in roles:
-        return
-    for present, absent in (("prefill", "decode"), ("decode", "prefill")):
-        if present in roles and absent not in roles:
-            yield ("replicas",), f"{present} replicas need at least one {absent} replica"
-    if roles == {"inactive"}:
-        yield ("replicas",), "every replica is inactive, and nothing will ever start one"
-
-
-def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
-    if table.min > table.max:
-        yield (*path, "min"), f"expected at most max = {table.max}, got {table.min}"
-    if table.distribution == "trace" and not table.path:
-        yield (*path, "path"), 'missing; distribution = "trace" draws from this file'
-
-
-def _workload(config: Config) -> Iterator[Problem]:
-    workload = config.workload
-    made = workload.synthetic
-    yield from _time_of_arrivals(workload)
-    if workload.think_s and workload.turns != "all":
-        yield ("workload", "think_s"), 'is between turns; it needs turns = "all"'
-    if workload.turns == "all" and not workload.path:
-        yield ("workload", "turns"), "is of a file in the format sharegpt"
-    if workload.upscale > 1 and not workload.path:
-        yield ("workload", "upscale"), "makes a file denser; there is no path"
-    if workload.path and workload.preset:
-        yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
-    if made is None:
-        return
-    plain = type(made)()
-    if workload.path and msgspec.structs.replace(made, arrivals=plain.arrivals) != plain:
-        problem = "beside a path, only arrivals can be given: the lengths are the file's"
-        yield ("workload", "synthetic"), problem
-    here: Path = ("workload", "synthetic")
-    yield from _lengths((*here, "prompt"), made.prompt)
-    yield from _lengths((*here, "output"), made.output)
-    if made.sessions.turns_min > made.sessions.turns_max:
-        yield (
-            (*here, "sessions", "turns_min"),
-            f"expected at most turns_max = {made.sessions.turns_max}, "
-            f"got {made.sessions.turns_min}",
-        )
-    if made.prefix_groups and not made.prefix_tokens:
-        yield (*here, "prefix_tokens"), "missing; prefix_groups needs the length of a prefix"
-    points: Path = (*here, "arrivals", "points")
-    if made.arrivals.process == "piecewise" and len(made.arrivals.points) < 2:
-        yield points, 'expected at least two [second, rate] pairs for process = "piecewise"'
-    before = -1.0
-    for index, point in enumerate(made.arrivals.points):
-        if len(point) != 2:
-            yield (*points, index), f"expected [second, rate], got {len(point)} numbers"
-            continue
-        if point[0] <= before:
-            yield (*points, index, 0), f"expected a second > {before:g}, got {point[0]:g}"
-        if point[1] < 0:
-            yield (*points, index, 1), f"expected a rate >= 0, got {point[1]:g}"
-        before = point[0]
-
-
-def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
-    """Only one of the keys that move arrivals may be given."""
-    made = workload.synthetic
-    if workload.rate_per_s and workload.time_scale != 1:
-        yield ("workload", "rate_per_s"), "stretches arrivals as time_scale does; give one of them"
-    if workload.rate_per_s and made is not None and made.duration_s:
-        problem = "changes the time that duration_s gives; expected synthetic.arrivals.rate_per_s"
-        yield ("workload", "rate_per_s"), problem
-    if not workload.concurrency:
-        return
-    here: Path = ("workload", "concurrency")
-    if workload.rate_per_s or workload.time_scale != 1:
-        yield here, "clients in a closed loop have no times that a rate or time_scale could move"
-    if made is not None and made.duration_s:
-        problem = "clients in a closed loop have no times; expected a number of requests"
-        yield ("workload", "synthetic", "duration_s"), problem
-    if made is not None and made.arrivals != ArrivalsTable():
-        problem = "clients in a closed loop arrive when others end; leave out the arrivals"
-        yield ("workload", "synthetic", "arrivals"), problem
-
-
-def _first_come(config: Config) -> Iterator[Problem]:
-    """fcfs is first come, first served, and stops at the first that does not fit."""
-    common = config.scheduler
-    groups = [("replicas", i, group.scheduler) for i, group in enumerate(config.replicas)]
-    groups += [("models", i, model.scheduler) for i, model in enumerate(config.models)]
-    told: set[Path] = set()
-    for name, index, table in groups:
-        if table.get("policy", common.policy) != "fcfs":
-            continue
-        for key, value in (("order", "arrival"), ("skip_blocked", False)):
-            of_group: Path = (name, index, "scheduler", key)
-            here: Path = of_group if key in table else ("scheduler", key)
-            if table.get(key, getattr(common, key)) != value and here not in told:
-                told.add(here)
-                yield here, f"fcfs takes requests as they come; it needs {shown(value)}"
-
-
-def _autoscale(config: Config) -> Iterator[Problem]:
-    table = config.autoscale
-    if table is None:
-        return
-    pairs: tuple[tuple[str, float, str, float, bool], ...] = (
-        ("min_prefill", table.min_prefill, "max_prefill", table.max_prefill, True),
-        ("min_decode", table.min_decode, "max_decode", table.max_decode, True),
-        ("min_replicas", table.min_replicas, "max_replicas", table.max_replicas, True),
-        ("prefill_lower_s", table.prefill_lower_s, "prefill_upper_s", table.prefill_upper_s, False),
-        ("decode_lower", table.decode_lower, "decode_upper", table.decode_upper, False),
-        (
-            "migration_lower_s",
-            table.migration_lower_s,
-            "migration_upper_s",
-            table.migration_upper_s,
-            False,
-        ),
-    )
-    for low_key, low, high_key, high, may_equal in pairs:
-        if low > high or (low == high and not may_equal):
-            bound = "at most" if may_equal else "less than"
-            yield ("autoscale", low_key), f"expected {bound} {high_key} = {high:g}, got {low:g}"
-
-
-def _targets(config: Config) -> Iterator[Problem]:
-    """Commands and faults may only name replicas, machines and GPUs that exist."""
-    replicas = sum(group.count for group in config.replicas)
-    machines = sum(node.count for node in config.nodes)
-    gpus = sum(node.count * node.gpus for node in config.nodes)
-    for index, command in enumerate(config.commands):
-        if command.replica >= replicas:
-            yield (
-                ("commands", index, "replica"),
-                f"expected an index from 0 to {replicas - 1}, got {command.replica}",
-            )
-        if (command.factor is not None) != (command.command == "set_latency"):
-            wants = "is missing" if command.factor is None else "belongs to set_latency"
-            yield ("commands", index, "factor"), wants
-    if not config.faults:
-        return
-    from emu.config.faultkinds import fault_problems  # most files have none
-
-    counts = {
-        **dict.fromkeys(("replica", "source", "destination"), replicas),
-        "node": machines,
-        "gpu": gpus,
-    }
-    for index, fault in enumerate(config.faults):
-        for key, count in counts.items():
-            value = getattr(fault, key, None)
-            if value is not None and value >= count:
-                problem = f"expected an index from 0 to {count - 1}, got {shown(value)}"
-                yield ("faults", index, key), problem
-        yield from fault_problems(index, fault)
-
-
-def _objectives(config: Config) -> Iterator[Problem]:
-    tables: list[tuple[Path, SloTable]] = [(("slo",), config.slo)]
-    tables += [(("models", i, "slo"), m.slo) for i, m in enumerate(config.models) if m.slo]
-    for path, slo in tables:
-        if slo.ttft_base_ms and not slo.ttft_ms_per_token:
-            yield (*path, "ttft_base_ms"), "is a part of ttft_ms_per_token, which is missing"
-
-
-def _others(config: Config) -> Iterator[Problem]:
-    latency = config.latency
-    yield from _minus_one_or(("latency", "step_overhead_us"), latency.step_overhead_us, zero=True)
-    yield from _minus_one_or(
-        ("network", "link_latency_ns"), config.network.link_latency_ns, zero=True
-    )
-    if isinstance(latency, ProfileTable) and not latency.path:
-        yield ("latency", "path"), 'missing; backend = "profile" reads its bundles there'
-    if isinstance(latency, VidurLayersTable) and not latency.path:
-        yield ("latency", "path"), 'missing; backend = "vidur" reads compute/ and network/ there'
-    tiers = config.network.tiers
-    for index, tier in enumerate(tiers):
-        if tier in tiers[:index]:
-            yield ("network", "tiers", index), f'"{tier}" is listed twice'
-        if tier == "cxl" and not any(node.cxl_gib for node in config.nodes):
-            yield ("network", "tiers", index), '"cxl" needs a node with cxl_gib > 0'
-    if 0 < config.output.timeseries_interval_ms < 1:
-        problem = (
-            f"expected 0 (no timeseries) or at least 1, got {config.output.timeseries_interval_ms}"
-        )
-        yield ("output", "timeseries_interval_ms"), problem
-    if not config.output.dir:
-        yield ("output", "dir"), "expected a directory, got an empty string"
-    if not config.model.name and not config.model.hf_config:
-        yield ("model", "name"), "expected a name, got an empty string"
-
-
-# --- reading --------------------------------------------------------------------------------------
-# --------------------------------------------------------------------------------------------------
-# `--set KEY=VALUE`: dotted keys into a parsed TOML document. Pure.
-#
-# A part of the key that is a number is an index into an array; the index behind the last entry adds
-# one. VALUE is read as a TOML value; what
-# is not one is taken as a string, and so is any bare word for a key that holds a string. A list or
-# table that the file leaves out starts from its default.
-
-SOURCE = "--set"
-
-
-def apply_override(raw: dict[str, Any], text: str) -> Path:
-    """Change `raw` as `KEY=VALUE` says; the path that was set."""
-    key, equals, value_text = text.partition("=")
-    if not equals:
-        raise InputError(SOURCE, None, text, "expected KEY=VALUE")
-    parts = [part.strip() for part in key.strip().split(".")]
-    if not all(parts):
-        raise InputError(SOURCE, None, key or text, "expected a dotted key such as router.policy")
-    if len(parts) > _PARTS_MAX:
-        raise InputError(SOURCE, None, "", f"a key of more than {_PARTS_MAX} parts")
-    path, kind, holder = _descend(raw, parts)
-    last = path[-1]
-    value = _read_value(value_text.strip(), kind)
-    if isinstance(holder, list):
-        assert isinstance(last, int)
-        holder[last] = value
-    else:
-        holder[last] = value
-    return path
-
-
-def _descend(
-    raw: dict[str, Any], parts: list[str]
-) -> tuple[Path, inspect.Type | None, dict[Any, Any] | list[Any]]:
-    """The holder of the last part, with the schema's type of the value (None: unknown key)."""
-    holder: Any = raw
-    kind: inspect.Type | None = whole_schema()
-    path: Path = ()
-    for position, part in enumerate(parts):
-        last = position == len(parts) - 1
-        if isinstance(holder, list):
-            index = _index(part, holder, path)
-            kind = _item_type(kind)
-            if index == len(holder):
-                holder.append({})
-            path = (*path, index)
-            if last:
-                return path, kind, holder
-            holder = holder[index]
-        elif isinstance(holder, dict):
-            field = _field(kind, part)
-            kind = _field_type(kind, field) if field else None
-            path = (*path, part)
-            if last:
-                return path, kind, holder
-            if part not in holder:
-                holder[part] = _seed(field)
-            holder = holder[part]
-        else:
-            problem = f"{dotted(path)} is {shown(holder)}, which has no keys"
-            raise InputError(SOURCE, None, ".".join(parts), problem)
-    raise AssertionError("a dotted key has at least one part")
-
-
-def _index(part: str, holder: list[Any], path: Path) -> int:
-    where = dotted(path)
-    if not (part.isascii() and part.isdigit() and len(part) < 10):
-        problem = f"{where} is an array; expected an index, got {shown(part)}"
-        raise InputError(SOURCE, None, f"{where}.{part}", problem)
-    index = int(part)
-    if index > len(holder):
-        known = f"the last index is {len(holder) - 1}" if holder else "it is empty"
-        known += f"; {len(holder)} adds an entry"
-        raise InputError(SOURCE, None, f"{where}.{part}", f"no such entry; {known}")
-    return index
-
-
-def _item_type(kind: inspect.Type | None) -> inspect.Type | None:
-    inner = None if kind is None else unwrap(kind)
-    return inner.item_type if isinstance(inner, inspect.ListType) else None
-
-
-def _field(kind: inspect.Type | None, name: str) -> inspect.Field | None:
-    struct = None if kind is None else struct_of(kind)
-    if struct is None:
-        return None
-    union = unions().get(struct.cls)
-    if union is not None:  # whatever the kind is
-        struct = table_info(union.of_key(name))
-    return next((item for item in struct.fields if item.encode_name == name), None)
-
-
-def _field_type(parent: inspect.Type | None, item: inspect.Field) -> inspect.Type:
-    struct = None if parent is None else struct_of(parent)
-    assert struct is not None
-    partial = PARTIAL_TABLES.get((struct.cls, item.encode_name))
-    return item.type if partial is None else table_info(partial)
-
-
-def _seed(item: inspect.Field | None) -> Any:
-    """What a key that the file leaves out starts from."""
-    if item is None or _item_type(item.type) is None or not callable(item.default_factory):
-        return {}
-    return msgspec.to_builtins(item.default_factory())
-
-
-def _read_value(text: str, kind: inspect.Type | None) -> Any:
-    wants_text = kind is not None and isinstance(
-        unwrap(kind), (inspect.StrType, inspect.LiteralType)
-    )
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    if set(document) != {"value"} or "\n" in text:
-        return text
-    value = document["value"]
-    return text if wants_text and not isinstance(value, (str, list, dict)) else value
-
-
-# --- Reads a configuration ------------------------------------------------------------------------
 
 _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("model", "hf_config"), True),
@@ -547,12 +53,10 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
 
 _BYTES_MAX: Final = 1 << 26
 """Of a configuration file."""
-_PARTS_MAX: Final = 64
-"""Of a dotted key: ten times what the schema has. The time to read one grows with their square."""
 _STRING_OR_COMMENT = (
     r'"""(?:\\.|[^\\])*?"""|' + r"'''.*?'''" + r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'|#[^\n]*"
 )
-_LONG_KEY = rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{_PARTS_MAX}}}"
+_LONG_KEY = rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{PARTS_MAX}}}"
 _SYNTAX_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
 _KEY_TUPLE = r"\(('[^)]*?),?\)"
 
@@ -592,7 +96,7 @@ def effective_dict(config: Config) -> dict[str, Any]:
     """
     plain: dict[str, Any] = msgspec.to_builtins(config)
     for key in config.scheduler.lacks:
-        del plain["scheduler"][key]
+        plain["scheduler"].pop(key, None)
     return plain
 
 
@@ -608,18 +112,31 @@ class _Loading:
 
     def config(self, overrides: Sequence[str]) -> Config:
         self._displace_workload(overrides)
-        for override in overrides:
-            self.overridden.append(apply_override(self.raw, override))
+        if overrides:
+            from emu.config.overrides import apply_override  # most runs have none
+
+            self.overridden = [apply_override(self.raw, override) for override in overrides]
+        if self._has_presets():
+            from emu.config.presets import fill_planner
+
+            fill_planner(self.raw)
+        self._displace_kinds()
         if self.raw.get("faults"):
             from emu.config.faultkinds import modernize  # most files have none
 
             self.moved = modernize(self.raw["faults"])
-        self._refuse(check_document(self.raw))
+        if not is_faultless(self.raw):
+            from emu.config.check import check_document  # most files have no mistake
+
+            self._refuse(check_document(self.raw))
         default = [msgspec.to_builtins(ReplicaTable())]  # as `effective_dict` writes it
         if self.raw.get("models") and self.raw.get("replicas", default) != default:
             problem = "[[models]] share all GPUs: give them or [[replicas]], not both"
             self._refuse([(("replicas",), problem)])
-        fill_preset(self.raw)
+        if self._has_presets():
+            from emu.config.presets import fill_preset
+
+            fill_preset(self.raw)
         fill_engine(self.raw)
         path_problems = [*self._resolve_paths(), *self._resolve_plugins(self.raw, ())]
         try:
@@ -660,6 +177,23 @@ class _Loading:
                 made.pop("arrivals", None)
         elif "workload.rate_per_s" in keys:
             workload.pop("time_scale", None)
+
+    def _has_presets(self) -> bool:
+        tables = (self.raw.get("workload"), self.raw.get("autoscale"))
+        return any(isinstance(table, dict) and "preset" in table for table in tables)
+
+    def _displace_kinds(self) -> None:
+        """Where an override gives a table another kind, the file's keys of other kinds go."""
+        for field, key in [path for path in self.overridden if len(path) == 2]:
+            base, table = FIELDS.get(str(field)), self.raw.get(str(field))
+            if base is None or not isinstance(table, dict):
+                continue
+            if key not in (KINDS[base].key, "preset"):
+                continue
+            given = {path[1] for path in self.overridden if path[:1] == (field,) and path[1:]}
+            for other in unions()[base].foreign(table):
+                if other not in given:
+                    del table[other]
 
     def _resolve_paths(self) -> list[Problem]:
         """Join relative paths to the config file's directory, in place."""
@@ -703,7 +237,8 @@ class _Loading:
         """Join files of classes to the config file's directory, in place; find modules there."""
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(inner, (dict, list)):
-                yield from self._resolve_plugins(inner, (*path, key))
+                if not is_own_table(key):
+                    yield from self._resolve_plugins(inner, (*path, key))
             elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
                 if are_forbidden():
                     yield (*path, key), f"names the class {inner}, which --no-plugins refuses"
@@ -720,7 +255,7 @@ class _Loading:
         raise min(
             errors,
             key=lambda error: (
-                error.source == SOURCE,
+                error.source == OVERRIDE,
                 error.line if error.line is not None else 10**9,
             ),
         )
@@ -733,13 +268,27 @@ class _Loading:
             around = changed[: len(path)] == path and path not in lines
             sibling = len(path) > 1 and changed[: len(path) - 1] == path[:-1]
             if within or around or (sibling and path[:-1] not in lines):
-                return InputError(SOURCE, None, field, problem)
+                return InputError(OVERRIDE, None, field, problem)
         return InputError(self.source, line_of(lines, path), field, problem)
 
 
 def _expanded(name: str) -> str:
     """A path with the home directory in place of a leading `~/`, as run.json writes it."""
     return os.path.expanduser(name) if name.startswith("~/") else name
+
+
+def fill_engine(raw: dict[str, Any]) -> None:
+    """Write the engine's version and scheduler into the document, in place: what runs is told.
+
+    A learned file says itself which version it changes.
+    """
+    table = raw.setdefault("engine", {})
+    words = ENGINES.get(table.get("name", EngineTable().name))
+    if words is None:
+        return
+    if not table.get("version") and not table.get("learned"):
+        table["version"] = words.default
+    raw.setdefault("scheduler", {}).setdefault("policy", words.policies[0])
 
 
 def _lines(text: str) -> dict[Path, int]:
@@ -783,7 +332,7 @@ def _deepest_line(text: str) -> int:
 
 def _refuse_long_keys(text: str, source: str) -> None:
     """A dotted key of thousands of parts would take seconds and gigabytes to read."""
-    if all(line.count(".") < _PARTS_MAX for line in text.split("\n")):
+    if all(line.count(".") < PARTS_MAX for line in text.split("\n")):
         return
 
     def blank(match: re.Match[str]) -> str:
@@ -795,7 +344,7 @@ def _refuse_long_keys(text: str, source: str) -> None:
     found = re.search(_LONG_KEY, bare)
     if found is not None:
         line = bare.count("\n", 0, found.start()) + 1
-        raise InputError(source, line, "", f"a key of more than {_PARTS_MAX} parts")
+        raise InputError(source, line, "", f"a key of more than {PARTS_MAX} parts")
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

@@ -16,15 +16,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from emu.errors import InputError
 
-ROUTERS: Final = (
-    "load",
-    "round_robin",
-    "random",
-    "least_outstanding",
-    "prefix_aware",
-    "lora_affinity",
-)
-
 
 class EngineWords(NamedTuple):
     """What a configuration may say of one serving engine (`emu/engines/` models it)."""
@@ -50,7 +41,6 @@ ENGINES: Final[dict[str, EngineWords]] = {
 NO_ENGINE: Final = "none"
 """`engine.name` for kernels alone: no host, no graphs, no front end."""
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
-PLANNERS: Final = ("blitz", "paper", "hpa")
 DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
 ADMISSIONS: Final = ("",)
 MIGRATIONS: Final = ("gap",)
@@ -89,10 +79,16 @@ def is_file_path(value: str) -> bool:
     return is_import_path(value) and value.rpartition(":")[0].endswith(".py")
 
 
+def is_own_table(key: object) -> bool:
+    """Whether a key holds keys of a class of the user's own, of which nothing is known here."""
+    return isinstance(key, str) and (key == "own" or key.endswith("_own"))
+
+
 # --------------------------------------------------------------------------------------------------
 # Nearest known words: "did you mean ...?" for keys and values. Pure, deterministic.
 
 
+_SHOWN_CHARS: Final = 60
 _SHORT_TYPES: Final = {
     "fp16": "float16",
     "half": "float16",
@@ -159,6 +155,37 @@ def unknown_key(key: str, here: Sequence[str], elsewhere: Mapping[str, str]) -> 
 def unknown_value(value: str, known: Sequence[str], what: str = "expected one of") -> str:
     """The problem text for a word that is not among the known ones."""
     return f'{what} {", ".join(known)}; got "{value}"{did_you_mean(value, known)}'
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """A path as the user writes it after `--set`."""
+    return ".".join(str(part) for part in path)
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it: TOML-like and short."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        digits = hex(value) if abs(value) >= 10**300 else str(value)
+        return digits if len(digits) <= _SHOWN_CHARS else "a huge integer"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, str):
+        short = value if len(value) <= _SHOWN_CHARS else value[: _SHOWN_CHARS - 3] + "..."
+        return quoted(short)
+    return "nothing" if value is None else f"a date or time ({value})"
+
+
+def quoted(word: object) -> str:
+    """A word between quotes, as TOML writes it."""
+    import json
+
+    return json.dumps(word, ensure_ascii=False)
 
 
 # --------------------------------------------------------------------------------------------------

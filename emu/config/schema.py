@@ -1,10 +1,9 @@
 """The configuration: one Struct for each table of the TOML file, and nothing else.
 
 Every key of the file is a field with its type, bounds, default and a docstring-like description
-(`doc(...)`) that the reference page and `emu schema` print. Units stand in the names. Tables of
-how requests are served, and kinds of faults, stand in `emu/config/tables/`; this is the whole file,
-and where others import tables from. Reading, line numbers, `--set`, suggestions and checks across
-keys live in `emu/config/load.py`.
+(`doc(...)`) that the reference page and `emu schema` print. Units stand in the names. Tables
+with kinds, the workload and the faults stand in `emu/config/tables/`; this is the whole file, and
+where others import tables from.
 
 Annotations are evaluated here, not kept as text: msgspec would compile each of them at every start.
 """
@@ -13,53 +12,170 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from emu.config.names import WorkloadFormat
 from emu.config.tables import (
     Count,
     Count0,
     Dtype,
     Fraction,
     KvDtype,
-    LimitsTable,
     NonNegative,
-    OutputTable,
+    Only,
+    OnlyThen,
     Positive,
-    PowerTable,
     Seed,
-    SloTable,
     Table,
-    Tokens,
     Tokens0,
     doc,
 )
-from emu.config.tables.serving import (
+from emu.config.tables.latency import (
     AiconfiguratorTable,
     AstraTable,
+    LatencyTable,
+    LinearTable,
+    OwnLatencyTable,
+    ProfileTable,
+    RooflineTable,
+    VidurLayersTable,
+)
+from emu.config.tables.routing import (
+    LeastOutstandingTable,
+    LoadTable,
+    LoraAffinityTable,
+    OwnRouterTable,
+    PrefixAwareTable,
+    RandomTable,
+    RoundRobinTable,
+    RouterTable,
+)
+from emu.config.tables.scaling import (
+    AutoscaleTable,
+    BlitzTable,
+    CarriedTable,
+    HpaTable,
+    KvRejectTable,
+    MigrationTable,
+    OwnPlannerTable,
+    PaperTable,
+)
+from emu.config.tables.scheduling import (
+    BudgetTable,
     EngineTable,
     FasterTransformerTable,
     FcfsTable,
-    LatencyTable,
     LightLlmTable,
-    LinearTable,
     OrcaTable,
-    OwnLatencyTable,
     OwnSchedulerTable,
     PagedTable,
-    ProfileTable,
     ReservedTable,
-    RooflineTable,
-    RouterTable,
     SarathiTable,
     SchedulerTable,
     SglangTable,
-    VidurLayersTable,
+    VidurTable,
     VllmTable,
     VllmV0Table,
+)
+from emu.config.tables.workload import (
+    ArrivalsTable,
+    ImagesTable,
+    LengthsTable,
+    SessionsTable,
+    SyntheticTable,
+    WorkloadPreset,
+    WorkloadTable,
 )
 from emu.units import s_to_ns
 
 
-# --- what stands there: the model, machines and GPUs, replicas, the network -----------------------
+class SloTable(Table, kw_only=True, frozen=True):
+    """Objectives that attainment and goodput are counted against."""
+
+    ttft_ms: Annotated[NonNegative, doc("Time to first token; 0 = none.")] = 0.0
+    ttft_ms_per_token: Annotated[
+        NonNegative,
+        doc(
+            "The objective of TTFT grows with the prompt: so much for each of its tokens, and at least ttft_ms; 0 = it does not."
+        ),
+    ] = 0.0
+    ttft_base_ms: Annotated[
+        NonNegative, doc("Added to what grows with the prompt (ttft_ms_per_token).")
+    ] = 0.0
+    tpot_ms: Annotated[NonNegative, doc("Time per output token; 0 = none.")] = 0.0
+    e2e_ms: Annotated[NonNegative, doc("From arrival to last token; 0 = none.")] = 0.0
+
+    def ttft_limit_ms(self, prompt_tokens: int) -> float:
+        """The objective of TTFT for a prompt of this length; 0 = none."""
+        if not self.ttft_ms_per_token:
+            return self.ttft_ms
+        return max(self.ttft_ms, self.ttft_base_ms + self.ttft_ms_per_token * prompt_tokens)
+
+
+class PowerTable(Table, kw_only=True, frozen=True):
+    """Power of a machine's parts; absent = energy is not modeled."""
+
+    base_node_w: Annotated[NonNegative, doc("A machine without its parts.")] = 60.0
+    gpu_idle_w: Annotated[NonNegative, doc("A GPU that does nothing.")] = 0.0
+    gpu_standby_w: Annotated[NonNegative, doc("A GPU shortly after an iteration.")] = 0.0
+    gpu_active_w: Annotated[NonNegative, doc("A GPU during an iteration.")] = 0.0
+    gpu_standby_s: Annotated[NonNegative, doc("How long standby lasts before a GPU is idle.")] = (
+        18.0
+    )
+    cpu_idle_w: Annotated[NonNegative, doc("The processors, idle.")] = 0.0
+    cpu_active_w: Annotated[NonNegative, doc("The processors at full load.")] = 0.0
+    cpu_utilization: Annotated[
+        Fraction, doc("Part of full load at rest; 0.7 while a GPU of theirs runs.")
+    ] = 0.0
+    dram_idle_w_per_dimm: Annotated[NonNegative, doc("One memory module.")] = 0.0
+    dram_dimm_gib: Annotated[Positive, doc("Size of one memory module.")] = 64.0
+    dram_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit of host memory.")] = 0.0
+    link_idle_w: Annotated[NonNegative, doc("One link, idle.")] = 0.0
+    links: Annotated[Count0, doc("Links of a machine.")] = 0
+    link_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit over a link.")] = 0.0
+    nic_idle_w: Annotated[NonNegative, doc("One network card.")] = 0.0
+    nics: Annotated[Count0, doc("Network cards of a machine.")] = 0
+    storage_idle_w: Annotated[NonNegative, doc("One storage device.")] = 0.0
+    storage_devices: Annotated[Count0, doc("Storage devices of a machine.")] = 0
+
+
+class OutputTable(Table, kw_only=True, frozen=True):
+    """What is written, and where."""
+
+    only: ClassVar[OnlyThen] = {
+        "trace_events_max": Only("trace", (True,)),
+    }
+    dir: Annotated[str, doc("Output directory, relative to the config file.")] = "runs/latest"
+    trace: Annotated[bool, doc("Write trace.json.gz (Perfetto).")] = False
+    trace_events_max: Annotated[Count0, doc("Stop adding to the trace after so many events.")] = (
+        1_000_000
+    )
+    report: Annotated[bool, doc("Write report.html.")] = True
+    timeseries_interval_ms: Annotated[
+        NonNegative, doc("Sampling interval, at least 1; 0 = no timeseries.")
+    ] = 1000.0
+    events: Annotated[
+        bool,
+        doc("Write events.jsonl: all requests, iterations and transfers (steps, without leaps)."),
+    ] = False
+
+
+class LimitsTable(Table, kw_only=True, frozen=True):
+    """When to give up."""
+
+    simulated_s: Annotated[
+        NonNegative, doc("Stop (exit 3, partial results) at this simulated time; 0 = none.")
+    ] = 0.0
+    stalled_s: Annotated[
+        NonNegative,
+        doc(
+            "Stop (exit 3) when requests are in the system, and none has got a token or ended for "
+            "so long while work went on; 0 = never."
+        ),
+    ] = 3600.0
+    events_per_instant: Annotated[Count, doc("Zeno guard.")] = 100_000
+    preemptions_per_request: Annotated[
+        Count0, doc("A request preempted more often fails; 0 = none.")
+    ] = 1_000
+
+
 class ModelTable(Table, kw_only=True, frozen=True):
     """The model that every replica serves."""
 
@@ -278,6 +394,11 @@ class ServedModelTable(ModelTable, kw_only=True, frozen=True):
 class NetworkTable(Table, kw_only=True, frozen=True):
     """KV transfers, collectives and KV tiers."""
 
+    only: ClassVar[OnlyThen] = {
+        "tier_block_tokens": Only("tiers"),
+        "tier_shared": Only("tiers"),
+        "cpu_tier_gib": Only("tiers"),
+    }
     kv_transfer: Annotated[
         Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
     ] = "layerwise"
@@ -339,148 +460,6 @@ class NetworkTable(Table, kw_only=True, frozen=True):
     cpu_tier_gib: Annotated[NonNegative, doc("Host memory for KV; 0 = all host memory.")] = 0.0
 
 
-# --- what changes the cluster while it runs -------------------------------------------------------
-class AutoscaleTable(Table, kw_only=True, frozen=True):
-    """Scaling of replicas; absent = static."""
-
-    executor: Annotated[
-        Literal["blitz", "serverless", "none"], doc("Which executor carries plans out.")
-    ] = "blitz"
-    preset: Annotated[
-        str,
-        doc(
-            "Named system: blitzscale, multicast, network, serverlessllm, allcache, distserve_full, distserve_half, hpa; empty = the keys below."
-        ),
-    ] = ""
-    planner: Annotated[str, doc("blitz, paper, hpa, or package.module:Class")] = "blitz"
-    tick_ms: Annotated[Positive, doc("Period of the planner.")] = 10.0
-    blocking: Annotated[
-        bool, doc("The planner waits while a multicast is under way (as the original).")
-    ] = False
-    metrics_delay_ms: Annotated[
-        NonNegative,
-        doc("Age of the load that the planner sees; states of replicas it knows at once."),
-    ] = 0.0
-    min_prefill: Annotated[
-        Count0, doc("Prefill replicas at least; 0 = none after `idle_s` without requests.")
-    ] = 1
-    max_prefill: Annotated[Count, doc("Prefill replicas at most.")] = 64
-    min_decode: Annotated[Count0, doc("Decode replicas at least; 0 as for prefill.")] = 1
-    max_decode: Annotated[Count, doc("Decode replicas at most.")] = 64
-    tokens_prefilled_per_s: Annotated[
-        NonNegative, doc("Rp: prefill rate of a replica; 0 = from the latency model.")
-    ] = 0.0
-    tokens_transferred_per_s: Annotated[
-        NonNegative, doc("Rt: KV rate into a decode replica; 0 = from the links.")
-    ] = 0.0
-    prefill_lower_s: Annotated[
-        Positive, doc("Scale prefill down below so many seconds of queued prompts per replica.")
-    ] = 0.5
-    prefill_upper_s: Annotated[
-        Positive, doc("Scale prefill up above so many seconds of queued prompts per replica.")
-    ] = 0.7
-    decode_lower: Annotated[
-        Annotated[float, Meta(gt=0, le=1)],
-        doc("Scale decode down below this part of the KV blocks."),
-    ] = 0.75
-    decode_upper: Annotated[
-        Annotated[float, Meta(gt=0, le=1)], doc("Scale decode up above this part of the KV blocks.")
-    ] = 0.95
-    migration_lower_s: Annotated[
-        Positive, doc("Scale decode down below so many seconds of KV transfers to come.")
-    ] = 0.4
-    migration_upper_s: Annotated[
-        Positive, doc("Scale decode up above so many seconds of KV transfers to come.")
-    ] = 0.8
-    spare_ttl_ms: Annotated[NonNegative, doc("A drained replica keeps its weights so long.")] = (
-        333.0
-    )
-    live: Annotated[bool, doc("Serve while weights arrive (zigzag).")] = True
-    mutate: Annotated[bool, doc("Turn prefill replicas into decode replicas.")] = True
-    nvlink: Annotated[bool, doc("Load over NVLink where a copy is on the machine.")] = True
-    multicast: Annotated[
-        Literal["p2p", "chain", "tanz", "none"], doc("How weights travel over RDMA.")
-    ] = "tanz"
-    note_layers: Annotated[bool, doc("A line in marks.csv for each layer that arrives.")] = False
-    prune_sources: Annotated[
-        bool, doc("Prefill replicas send only if no other has the weights.")
-    ] = True
-    prefill_never_sends: Annotated[
-        bool, doc("Not even then: without another source, weights come from `loader`.")
-    ] = False
-    loader: Annotated[
-        Literal["host", "disk", "cache", "delay", "pool"],
-        doc(
-            "Where a replica without a source loads from; pool = one copy of each model in the memory of some machine, over the network."
-        ),
-    ] = "host"
-    host_cache_gib: Annotated[
-        NonNegative,
-        doc(
-            "cache, pool: memory of a machine for weights; 0 = its host memory with several models, no limit with one."
-        ),
-    ] = 0.0
-    host_cache_eviction: Annotated[
-        Literal["use", "size_use"],
-        doc("cache: what leaves a full memory: least recently used, or least used for its size."),
-    ] = "use"
-    host_cache_ttl_s: Annotated[NonNegative, doc("cache: a machine keeps a model so long.")] = 30.0
-    load_delay_ms: Annotated[NonNegative, doc("delay: fixed load time.")] = 0.0
-    target_utilization: Annotated[Positive, doc("hpa: target of the metric per replica.")] = 0.7
-    metric: Annotated[
-        Literal["kv_utilization", "concurrency", "queue"], doc("hpa: what is measured.")
-    ] = "concurrency"
-    target_value: Annotated[Positive, doc("hpa: target of concurrency or queue per replica.")] = (
-        32.0
-    )
-    scale_up_stabilization_s: Annotated[
-        NonNegative, doc("hpa: lowest recommendation of this window counts.")
-    ] = 0.0
-    scale_down_stabilization_s: Annotated[
-        NonNegative, doc("hpa: highest recommendation of this window counts.")
-    ] = 300.0
-    cold_start_s: Annotated[
-        NonNegative, doc("hpa: time from decision to load (image, process).")
-    ] = 0.0
-    min_replicas: Annotated[Count0, doc("hpa: colocated replicas at least; 0 as for prefill.")] = 1
-    idle_s: Annotated[
-        NonNegative,
-        doc("Minimum 0: the last replica goes when no request has been there for so long."),
-    ] = 10.0
-    max_replicas: Annotated[Count, doc("hpa: colocated replicas at most.")] = 1_000
-    faithful: Annotated[list[str], doc("Oddities of the original to reproduce, by name.")] = field(
-        default_factory=list
-    )
-
-
-class KvRejectTable(Table, kw_only=True, frozen=True):
-    """Protection of decode replicas that fill up faster than the others."""
-
-    enabled: Annotated[bool, doc("Lock hot decode replicas against inbound KV.")] = True
-    period_ms: Annotated[Positive, doc("How often the rule is applied.")] = 10.0
-    factor: Annotated[Positive, doc("Hot = more than this times the mean use ...")] = 2.0
-    min_use: Annotated[Fraction, doc("... and more than this part of capacity.")] = 0.5
-
-
-class MigrationTable(Table, kw_only=True, frozen=True):
-    """Moving requests that already decode."""
-
-    rebalance: Annotated[bool, doc("Move running decodes from full to empty replicas.")] = False
-    rebalance_period_ms: Annotated[Positive, doc("How often.")] = 100.0
-    rebalance_gap: Annotated[
-        Fraction, doc("Least difference in use between source and destination.")
-    ] = 0.3
-    policy: Annotated[
-        str,
-        doc(
-            "rebalance: which decode moves where: gap (from the fullest to the emptiest), or package.module:Class."
-        ),
-    ] = "gap"
-    drain: Annotated[
-        bool, doc("A shutting decode replica moves its requests instead of waiting.")
-    ] = False
-
-
 class CommandTable(Table, kw_only=True, frozen=True):
     """One command to one replica at a given time."""
 
@@ -531,6 +510,10 @@ class FaultTable(Table, kw_only=True, frozen=True):
 class RecoveryTable(Table, kw_only=True, frozen=True):
     """What happens after faults."""
 
+    only: ClassVar[OnlyThen] = {
+        "restart_s": Only("replace", (True,)),
+        "client_backoff_ms": Only("client_retries"),
+    }
     on_crash: Annotated[
         Literal["retry", "fail"], doc("Lost requests: retry elsewhere or fail.")
     ] = "retry"
@@ -565,197 +548,53 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
         return s_to_ns(self.load_deadline_s)
 
 
-# --- what is asked: requests from a file, or from distributions -----------------------------------
-WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
-
-
-class ArrivalsTable(Table, kw_only=True, frozen=True):
-    """When synthetic requests arrive."""
-
-    process: Annotated[
-        Literal["poisson", "gamma", "constant", "burst", "piecewise", "all_at_once"],
-        doc("Arrival process."),
-    ] = "poisson"
-    rate_per_s: Annotated[Positive, doc("Mean rate, requests per second.")] = 1.0
-    cv: Annotated[
-        float, Meta(ge=1e-6, le=1e6), doc("gamma: coefficient of variation of the gaps.")
-    ] = 1.0
-    burst_rate_per_s: Annotated[Positive, doc("burst: rate inside bursts.")] = 10.0
-    burst_every_s: Annotated[Positive, doc("burst: time between the starts of bursts.")] = 60.0
-    burst_length_s: Annotated[Positive, doc("burst: length of a burst.")] = 5.0
-    points: Annotated[
-        list[list[float]], doc("piecewise: [second, rate] pairs; linear between them.")
-    ] = field(default_factory=list)
-
-
-class LengthsTable(Table, kw_only=True, frozen=True):
-    """How long synthetic prompts or outputs are."""
-
-    distribution: Annotated[
-        Literal["fixed", "uniform", "zipf", "lognormal", "trace"], doc("Distribution of a length.")
-    ] = "lognormal"
-    value: Annotated[Tokens, doc("fixed: the length.")] = 512
-    min: Annotated[Tokens, doc("Smallest length.")] = 1
-    max: Annotated[Tokens, doc("Largest length.")] = 8192
-    median: Annotated[Positive, doc("lognormal: median.")] = 512.0
-    sigma: Annotated[Positive, doc("lognormal: standard deviation of the logarithm.")] = 1.0
-    theta: Annotated[Positive, doc("zipf: exponent.")] = 0.6
-    path: Annotated[str, doc("trace: a workload file to draw pairs from.")] = ""
-
-
-class SessionsTable(Table, kw_only=True, frozen=True):
-    """Synthetic conversations; one turn each = independent requests."""
-
-    turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
-    turns_max: Annotated[
-        Annotated[int, Meta(ge=1, le=100_000)], doc("Requests per session, at most.")
-    ] = 1
-    branches: Annotated[
-        Annotated[int, Meta(ge=1, le=64)],
-        doc(
-            "Every second turn is asked as 1 to so many requests at once, and the next turn waits for "
-            "all of them (agents with sub-agents); 1 = a chain."
-        ),
-    ] = 1
-    tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
-    shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
-
-
-class ImagesTable(Table, kw_only=True, frozen=True):
-    """Images of synthetic requests; they stand before the prompt's own tokens."""
-
-    share: Annotated[
-        Annotated[float, Meta(ge=0, le=1)], doc("Part of the requests that have images.")
-    ] = 1.0
-    count: Annotated[Count, doc("Images of such a request.")] = 1
-    tokens: Annotated[
-        Tokens, doc("Tokens of an image in the prompt (Qwen3-VL: pixels / 1024).")
-    ] = 1024
-    distinct: Annotated[
-        Count0, doc("Images are drawn from so many; 0 = every image is another one.")
-    ] = 0
-
-
-class SyntheticTable(Table, kw_only=True, frozen=True):
-    """A workload made from distributions and the seed."""
-
-    requests: Annotated[
-        Annotated[int, Meta(ge=1)], doc("Number of requests (sessions count as one each).")
-    ] = 1000
-    duration_s: Annotated[NonNegative, doc("Stop at this time instead; 0 = by count.")] = 0.0
-    arrivals: ArrivalsTable = field(default_factory=ArrivalsTable)
-    prompt: LengthsTable = field(default_factory=LengthsTable)
-    output: LengthsTable = field(
-        default_factory=lambda: LengthsTable(median=128.0, sigma=0.8, max=2048)
-    )
-    sessions: SessionsTable = field(default_factory=SessionsTable)
-    tenants: Annotated[Count, doc("Requests are dealt over this many tenants.")] = 1
-    prefix_groups: Annotated[Count0, doc("Number of distinct shared prefixes; 0 = none.")] = 0
-    prefix_tokens: Annotated[Tokens0, doc("Length of a shared prefix.")] = 0
-    images: Annotated[
-        ImagesTable | None, doc("Images in prompts (docs/architectures.md); absent: none.")
-    ] = None
-    adapters: Annotated[
-        Count0,
-        doc(
-            "Requests name one of this many LoRA adapters, number i in proportion to 1 / i; 0 = none."
-        ),
-    ] = 0
-
-
-class WorkloadTable(Table, kw_only=True, frozen=True):
-    """The requests: a file, or made from distributions."""
-
-    path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
-    preset: Annotated[
-        WorkloadPreset,
-        doc("Keys of [workload.synthetic] that the file leaves out, for a known kind of service."),
-    ] = ""
-    format: Annotated[
-        WorkloadFormat,
-        doc("auto = recognized by content."),
-    ] = "auto"
-    limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
-    time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0
-    rate_per_s: Annotated[
-        NonNegative,
-        doc("Stretch arrivals to this mean rate of lines (a session is one); 0 = as they are."),
-    ] = 0.0
-    upscale: Annotated[
-        Annotated[int, Meta(ge=1, le=1000)],
-        doc(
-            "So many lines arrive at each time of the file: line k at the time of line k / N (as BlitzScale makes traces denser)."
-        ),
-    ] = 1
-    concurrency: Annotated[
-        Count0,
-        doc(
-            "Closed loop: so many clients, each with one line (request or session) in flight; 0 = "
-            "requests arrive at their times."
-        ),
-    ] = 0
-    start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
-    max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
-    max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
-    oversized: Annotated[
-        Literal["error", "reject", "clip"],
-        doc("What to do with a request that no replica could ever hold."),
-    ] = "error"
-    models: Annotated[
-        dict[str, str], doc("Several models: a name in the file -> the served name it means.")
-    ] = field(default_factory=dict)
-    model_shares: Annotated[
-        dict[str, Annotated[float, Meta(gt=0, le=1e9)]],
-        doc(
-            "Several models: requests that name none are dealt to these in proportion; empty = to the first."
-        ),
-    ] = field(default_factory=dict)
-    model_run: Annotated[
-        Annotated[float, Meta(ge=1, le=1e6)],
-        doc("model_shares: mean number of consecutive requests for the same model."),
-    ] = 1.0
-    turns: Annotated[
-        Literal["first", "all"],
-        doc("sharegpt: the first question and answer, or the conversation as a session."),
-    ] = "first"
-    think_s: Annotated[
-        NonNegative, doc("turns = all: mean pause before the next question (exponential).")
-    ] = 0.0
-    seed: Annotated[
-        Annotated[int, Meta(ge=-1)],
-        doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),
-    ] = -1
-    tokenizer: Annotated[str, doc("sharegpt: path of a tokenizer.json; empty = estimate.")] = ""
-    synthetic: SyntheticTable | None = None
-
-
-# --- the whole file -------------------------------------------------------------------------------
 __all__ = [
     "AiconfiguratorTable",
+    "ArrivalsTable",
     "AstraTable",
+    "AutoscaleTable",
+    "BlitzTable",
+    "BudgetTable",
+    "CarriedTable",
     "EngineTable",
     "FasterTransformerTable",
     "FcfsTable",
+    "HpaTable",
+    "ImagesTable",
+    "KvRejectTable",
     "LatencyTable",
+    "LeastOutstandingTable",
+    "LengthsTable",
     "LightLlmTable",
     "LinearTable",
+    "LoadTable",
+    "LoraAffinityTable",
+    "MigrationTable",
     "OrcaTable",
-    "OutputTable",
     "OwnLatencyTable",
+    "OwnPlannerTable",
+    "OwnRouterTable",
     "OwnSchedulerTable",
     "PagedTable",
-    "PowerTable",
+    "PaperTable",
+    "PrefixAwareTable",
     "ProfileTable",
+    "RandomTable",
     "ReservedTable",
     "RooflineTable",
+    "RoundRobinTable",
     "RouterTable",
     "SarathiTable",
     "SchedulerTable",
+    "SessionsTable",
     "SglangTable",
-    "SloTable",
+    "SyntheticTable",
     "VidurLayersTable",
+    "VidurTable",
     "VllmTable",
     "VllmV0Table",
+    "WorkloadPreset",
+    "WorkloadTable",
     "doc",
 ]
 
@@ -769,7 +608,7 @@ class Config(Table, kw_only=True, frozen=True):
     replicas: list[ReplicaTable] = field(default_factory=lambda: [ReplicaTable()])
     models: list[ServedModelTable] = field(default_factory=list)
     workload: WorkloadTable = field(default_factory=WorkloadTable)
-    router: RouterTable = field(default_factory=RouterTable)
+    router: RouterTable = field(default_factory=LoadTable)
     engine: EngineTable = field(default_factory=EngineTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)
     latency: LatencyTable = field(default_factory=RooflineTable)

@@ -20,7 +20,7 @@ import msgspec
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, VllmTable
-from emu.config.tables.serving import SMALL_MAX_NUM_BATCHED_TOKENS, SMALL_MAX_NUM_SEQS
+from emu.config.tables.scheduling import SMALL_MAX_NUM_BATCHED_TOKENS, SMALL_MAX_NUM_SEQS
 from emu.engines.bundle import Engine, Server
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of

@@ -25,13 +25,14 @@ from msgspec.structs import asdict
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.config.features import Problem, Struct, keys_of
+from emu.config.features import Struct, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
-from emu.config.tables import Table
+from emu.config.tables import Problem, Table
 from emu.errors import InputError
 from emu.features.modes import MODES, Conflict, Seat
 from emu.latency.base import LatencyBackend
 from emu.latency.context import LatencyContext, PassPart
+from emu.plugins import NamedClass
 from emu.request import Request
 from emu.scheduling.base import Scheduler
 from emu.scheduling.parts import Part
@@ -121,7 +122,7 @@ class Column(Protocol):
         ...
 
 
-OwnPolicy = Callable[[str, str], Any]
+OwnPolicy = Callable[[str, str, Mapping[str, object]], Any] | None
 """(class by import path, key): an object of a user's class for the replica at hand."""
 
 
@@ -182,8 +183,8 @@ class Feature:
         """The words of a conflict that names nothing of the configuration."""
         return next(one.problem for one in self.conflicts if one.other == other)
 
-    def classes(self, scheduler: SchedulerTable) -> Iterable[tuple[str, str]]:
-        """(key, import path) of the classes of a user's own that it asks."""
+    def classes(self, scheduler: SchedulerTable) -> Iterable[NamedClass]:
+        """The classes of a user's own that it asks."""
         return ()
 
     def check_unused(self, scheduler: SchedulerTable, source: str) -> None:

@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
-from emu.config.features import Path, Problem, keys_of
+from msgspec import field
+
+from emu.config.features import keys_of
 from emu.config.names import is_import_path, unknown_value
+from emu.config.own import make_own
 from emu.config.schema import Config, SchedulerTable, VllmTable
-from emu.config.tables import Table, doc
+from emu.config.tables import OWN, Path, Problem, Table, doc
 from emu.features.base import Feature, OwnPolicy, Place
 from emu.features.modes import OTHER_SCHEDULER, Conflict
-from emu.policy import RequestView, index_of
+from emu.plugins import NamedClass
+from emu.policy.checks import index_of
+from emu.policy.views import RequestView
 from emu.request import Request
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
@@ -34,6 +39,7 @@ class Keys(Table, kw_only=True, frozen=True):
             "package.module:Class (then without leaps)."
         ),
     ] = _LAST
+    eviction_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
 
 
 class Shortest:
@@ -72,7 +78,8 @@ class Eviction(Feature):
     forbids = ((STEPS_BY_THE_RULE, OwnVictims.forbids_cohort),)
     conflicts = (Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} does not ask it; vllm does"),)
     undrawn: ClassVar[Mapping[str, str]] = {
-        _KEY: "has a single word; any other is a class of the user's own"
+        _KEY: "has a single word; any other is a class of the user's own",
+        f"{_KEY}_own": "keys of a class of the user's own",
     }
     example: ClassVar[Mapping[str, object]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
 
@@ -82,8 +89,11 @@ class Eviction(Feature):
 
     def problems(self, config: Config) -> Iterable[Problem]:
         """Words that are neither known nor a class."""
+        keys = keys_of(config.scheduler, Keys)
+        if keys.eviction_own and not is_import_path(keys.eviction):
+            yield ("scheduler", "eviction_own"), f"means nothing without a class in {_KEY}"
         path: Path = ("scheduler", "eviction")
-        named = [(path, keys_of(config.scheduler, Keys).eviction)]
+        named = [(path, keys.eviction)]
         named += [
             (("replicas", index, "scheduler", "eviction"), str(group.scheduler["eviction"]))
             for index, group in enumerate(config.replicas)
@@ -93,14 +103,16 @@ class Eviction(Feature):
             if value != _LAST and not is_import_path(value):
                 yield path, unknown_value(value, [_LAST, "package.module:Class"])
 
-    def classes(self, scheduler: SchedulerTable) -> Iterable[tuple[str, str]]:
+    def classes(self, scheduler: SchedulerTable) -> Iterable[NamedClass]:
         """The class that chooses."""
-        yield _KEY, keys_of(scheduler, Keys).eviction
+        keys = keys_of(scheduler, Keys)
+        yield NamedClass(_KEY, keys.eviction, keys.eviction_own)
 
     def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part:
         """The class, made for this replica."""
-        path = keys_of(place.scheduler, Keys).eviction
-        return OwnVictims(own(path, _KEY), path)
+        keys = keys_of(place.scheduler, Keys)
+        path = keys.eviction
+        return OwnVictims((own or make_own)(path, _KEY, keys.eviction_own), path)
 
 
 FEATURE: Final = Eviction()

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, final
 
 import msgspec
 
-from emu.config.features import Problem, keys_of
+from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
-from emu.config.tables import Fraction, NonNegative, Table, doc
+from emu.config.tables import Fraction, NonNegative, Problem, Table, doc
 from emu.features.base import (
     Column,
     Door,

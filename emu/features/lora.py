@@ -17,8 +17,8 @@ import msgspec
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.features import keys_of
-from emu.config.schema import Config, SchedulerTable, VllmTable
-from emu.config.tables import Count, Count0, Table, doc
+from emu.config.schema import Config, LoraAffinityTable, SchedulerTable, VllmTable
+from emu.config.tables import Count, Count0, Table, doc, tag_of
 from emu.errors import InputError
 from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
@@ -397,7 +397,7 @@ class Lora(Feature):
             "max_cpu_loras": slots + (0, 1, 4)[int(rng.integers(3))],
         }
         if rng.random() < 0.5:
-            tables["router"]["policy"] = "lora_affinity"
+            tables["router"]["policy"] = tag_of(LoraAffinityTable)
         for line in lines:
             if rng.random() < 0.7:
                 line["adapter"] = f"a{int(rng.integers(5))}"

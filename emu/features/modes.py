@@ -14,7 +14,15 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 
 from emu.catalogue.model import ModelSpec
-from emu.config.schema import Config, LatencyTable, ReplicaTable, SchedulerTable
+from emu.config.schema import (
+    Config,
+    LatencyTable,
+    ReplicaTable,
+    SarathiTable,
+    SchedulerTable,
+    VllmTable,
+)
+from emu.config.tables import tag_of
 from emu.errors import InputError
 
 
@@ -155,8 +163,8 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
         ),
         OTHER_SCHEDULER: Mode(
             "a scheduler other than vllm",
-            lambda seat: seat.scheduler.policy != "vllm",
-            {"scheduler": {"policy": "sarathi"}},
+            lambda seat: not isinstance(seat.scheduler, VllmTable),
+            {"scheduler": {"policy": tag_of(SarathiTable)}},
         ),
         OTHER_BACKEND: Mode(
             "a backend other than roofline and linear",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from emu.config.features import Problem
 from emu.config.schema import Config
+from emu.config.tables import Problem
 from emu.features.base import Feature, Tables
 from emu.features.modes import CACHED_STATES, MODELS, PLANNER, ROLES, WINDOWS, Conflict
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from emu.config.features import Problem, keys_of
+from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
-from emu.config.tables import NonNegative, Table, doc
+from emu.config.tables import NonNegative, Problem, Table, doc
 from emu.features.base import OwnPolicy, Place, Tables
 from emu.features.modes import (
     NO_PREFIX_CACHE,

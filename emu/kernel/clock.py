@@ -580,6 +580,7 @@ class Kernel:
                 self._instant_events = 0
                 instants.append(due_ns + priority + 1)
             elif not self._move_to(due_ns, priority):
+                heappush(heap, (due_ns, priority, number, actor, call))  # still to come
                 return
             self.events += 1
             if actor is None:

@@ -56,7 +56,8 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     from emu.latency.moe_gate import GateShape, make_gate
 
     shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
-    return make_gate(context.table.expert_routing, shape)
+    table = context.table
+    return make_gate(table.expert_routing, shape, own=table.expert_routing_own)
 
 
 def make_roofline(

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from emu.config.names import EXPERT_ROUTING
+from emu.config.own import make_own
 from emu.errors import InputError
-from emu.plugins import make_plugin
 from emu.rng import rng_stream
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _KEY: Final = "latency.expert_routing"
-POLICIES: Final = ("balanced", "round_robin", "random", "skewed")
 
 
 class GateShape(msgspec.Struct, frozen=True):
@@ -73,11 +73,18 @@ class Gate(Protocol):
         ...
 
 
-def make_gate(policy: str, shape: GateShape, *, faithful: bool = False) -> Gate:
-    """The gate of a name (`POLICIES`) or of `package.module:Class`.
+def make_gate(
+    policy: str,
+    shape: GateShape,
+    *,
+    faithful: bool = False,
+    own: Mapping[str, object] | None = None,
+) -> Gate:
+    """The gate of a name (`EXPERT_ROUTING`) or of `package.module:Class`.
 
     `faithful` reproduces two habits of LLMServingSim: `random` draws every batch afresh with
-    Python's `Random(42)`, and `round_robin` sends every token to the first experts.
+    Python's `Random(42)`, and `round_robin` sends every token to the first experts. `own`: keys of
+    the table of a class of one's own.
     """
     if policy == "balanced":
         return BalancedGate(shape)
@@ -88,15 +95,15 @@ def make_gate(policy: str, shape: GateShape, *, faithful: bool = False) -> Gate:
     if policy == "skewed":
         return SkewedGate(shape)
     if ":" not in policy:
-        known = ", ".join(POLICIES)
+        known = ", ".join(EXPERT_ROUTING)
         problem = f"{policy!r} is none of {known}, package.module:Class"
         raise InputError("config", None, _KEY, problem)
-    return _own_gate(policy, shape)
+    return _own_gate(policy, shape, own or {})
 
 
-def _own_gate(path: str, shape: GateShape) -> Gate:
+def _own_gate(path: str, shape: GateShape, own: Mapping[str, object]) -> Gate:
     """A user's gate, which routes one token as a gate must. Raises InputError."""
-    gate: Gate = make_plugin(path, _KEY, shape)
+    gate: Gate = make_own(path, _KEY, own, shape)
     found: object = gate.route(1, 0)
     if not isinstance(found, Routing):
         problem = f"{path}.route gave {found!r} instead of a Routing"

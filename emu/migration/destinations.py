@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from emu.kernel.natives import heapify, heappop, heapreplace
 from emu.migration.ports import MigrationWorld
-from emu.policy import OwnPlacement, ReplicaView
+from emu.policy import ReplicaView
+from emu.policy.own import OwnPlacement
 from emu.replica.view import ReplicaHandle, View
 from emu.request import Request
 

@@ -16,7 +16,8 @@ from emu.kernel.clock import PARK, PRIORITY_REBALANCER, Actor, Kernel
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
 from emu.network.ports import Network, Transfer
-from emu.policy import OwnMigration, ReplicaView
+from emu.policy.own import OwnMigration
+from emu.policy.views import ReplicaView
 from emu.replica.events import (
     Asked,
     KvDelivered,

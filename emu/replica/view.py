@@ -333,7 +333,7 @@ class ReplicaHandle:
 
 
 class Viewed(ReplicaHandle):
-    """A replica as its view sees it, and nobody else (a class: calls of a protocol go by name)."""
+    """A replica as its view sees it, and nothing else (a class: calls of a protocol go by name)."""
 
     flight: Flight
     """What it is in the middle of: only of a leap the books may lag behind."""

@@ -1,156 +1,24 @@
-"""Routers: what they see, what they answer, and the policies by name.
+"""The routers of emu, and how one is made from its table.
 
-A router is pure: it takes signals and a request and returns the index of the chosen signal. It
-sees what a real gateway sees: counts, never a request's true output length. Signals may be
-stale (`router.signal_delay_ms`); the gateway keeps the history, not the router. Each policy keeps
-its own counters or random stream; ties go to the lowest id.
+Which there are, and the keys of each, stands in `emu/config/tables/routing.py`: a table names the
+class that reads it. Each policy keeps its own counters or random stream; ties go to the lowest id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, ClassVar, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from emu.errors import InputError
-from emu.kernel.natives import heapify, heappop, heappush
-from emu.plugins import make_plugin
-from emu.policy import Look, RequestView, index_of, shown
+from emu.config.kinds import implementation
+from emu.config.own import make_own
+from emu.config.schema import OwnRouterTable, RouterTable
 from emu.request import Request
 from emu.rng import rng_stream
+from emu.routing.signal import Pool, Router, Signal
 
-
-@final
-class Signal:
-    """What a replica reports about itself: exact now, or as it was `router.signal_delay_ms` ago.
-
-    `blocks_used` is -1 for a router that declares what it reads (`Router.reads`) without it.
-    """
-
-    replica_id: int
-    waiting: int
-    running: int
-    waiting_tokens: int
-    blocks_used: int
-    blocks_total: int
-    max_num_seqs: int
-
-    __slots__ = (
-        "blocks_total",
-        "blocks_used",
-        "max_num_seqs",
-        "replica_id",
-        "running",
-        "waiting",
-        "waiting_tokens",
-    )
-
-    def __init__(
-        self,
-        replica_id: int,
-        waiting: int,
-        running: int,
-        waiting_tokens: int,
-        blocks_used: int,
-        blocks_total: int,
-        max_num_seqs: int,
-    ) -> None:
-        self.replica_id = replica_id
-        self.waiting = waiting
-        self.running = running
-        self.waiting_tokens = waiting_tokens
-        self.blocks_used = blocks_used
-        self.blocks_total = blocks_total
-        self.max_num_seqs = max_num_seqs
-
-
-PrefixMatch = Callable[[int, Request], int]
-"""(replica id, request) -> prompt tokens that the replica's cache holds."""
-
-
-AdapterMatch = Callable[[int, Request], bool]
-"""(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
-
-
-SIGNAL_FIELDS: Final = frozenset(
-    {
-        "blocks_total",
-        "blocks_used",
-        "max_num_seqs",
-        "replica_id",
-        "running",
-        "waiting",
-        "waiting_tokens",
-    }
-)
-
-
-class Router(Protocol):
-    """Chooses a replica for a request.
-
-    A class attribute `reads` names the fields of signals that a router looks at. Without it all of
-    them are exact. Blocks grow in a leap: a router that does not read them spares the gateway a
-    look into each replica.
-
-    A router whose choice is the first replica with the least `a x waiting + b x running` may say
-    so in a class attribute `linear_load = (a, b)`; the gateway then need not build signals.
-    """
-
-    def choose(self, request: Request, signals: Sequence[Signal]) -> int:
-        """Index into `signals` (never empty, ascending replica id)."""
-        ...
-
-
-# --------------------------------------------------------------------------------------------------
-# The first of the least loaded among many replicas, without looking at all of them.
-#
-#     order = LoadOrder([3, 0, 0])
-#     order.first()           # 1: the lowest place among those with the least load
-#     order.update(1, 5)
-#     order.first()           # 2
-#
-# Owns a heap of (load, place) in which entries of former loads stay until they come to the top. An
-# update costs O(log n), a question O(1) beside the entries that it throws away.
-
-
-class LoadOrder:
-    """Loads by place, and where the least of them is."""
-
-    def __init__(self, loads: Sequence[int]) -> None:
-        self.loads = list(loads)
-        self._places = len(loads)
-        self._heap: list[int] = []
-        """load * places + place: a number is compared five times faster than a tuple."""
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        self._heap = [load * self._places + place for place, load in enumerate(self.loads)]
-        heapify(self._heap)
-        self._entries_max = 4 * len(self.loads) + 64
-
-    def update(self, place: int, load: int) -> None:
-        """The load at a place, changed or not."""
-        loads = self.loads
-        if loads[place] == load:
-            return
-        loads[place] = load
-        heappush(self._heap, load * self._places + place)
-        if len(self._heap) > self._entries_max:
-            self._rebuild()
-
-    def first(self) -> int:
-        """The lowest place among those with the least load."""
-        heap, loads, places = self._heap, self.loads, self._places
-        while True:
-            entry = heap[0]
-            place = entry % places
-            if loads[place] == entry // places:
-                return place
-            heappop(heap)
-
-
-# --------------------------------------------------------------------------------------------------
-# Policies
+if TYPE_CHECKING:
+    from emu.policy.views import Look
 
 
 WAITING_WEIGHT = 4
@@ -162,6 +30,9 @@ class LoadRouter:
 
     linear_load: ClassVar[tuple[int, int]] = (WAITING_WEIGHT, 1)
     reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
+
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
+        """It reads no keys, and asks nothing beside signals."""
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first of the least loaded."""
@@ -180,6 +51,9 @@ class LeastOutstandingRouter:
     linear_load: ClassVar[tuple[int, int]] = (1, 1)
     reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
+        """It reads no keys, and asks nothing beside signals."""
+
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first with the fewest requests."""
         best, best_score = 0, -1
@@ -195,7 +69,7 @@ class RoundRobinRouter:
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self) -> None:
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
         self._last_id = -1
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
@@ -213,8 +87,8 @@ class RandomRouter:
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, seed: int, stream: str) -> None:
-        self._rng = rng_stream(seed, stream)
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
+        self._rng = rng_stream(pool.seed, f"router.{pool.name}")
         self._draws: list[float] = []
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
@@ -233,8 +107,8 @@ class PrefixAwareRouter:
 
     reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
-    def __init__(self, match: PrefixMatch) -> None:
-        self._match = match
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
+        self._match = pool.match
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """Best score; ties to the least loaded, then to the lowest id."""
@@ -258,8 +132,8 @@ class LoraAffinityRouter:
 
     reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running", "max_num_seqs"})
 
-    def __init__(self, holds: AdapterMatch) -> None:
-        self._holds = holds
+    def __init__(self, table: RouterTable, pool: Pool) -> None:
+        self._holds = pool.holds
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The least loaded of those with the adapter and a place, else of all."""
@@ -273,80 +147,22 @@ class LoraAffinityRouter:
         return best
 
 
-def reads_of(router: object) -> frozenset[str]:
-    """What a router reads of signals: all of it, unless it declares that (`Router.reads`)."""
-    reads: frozenset[str] = getattr(router, "reads", SIGNAL_FIELDS)
-    return reads
-
-
-def _weights_of(router: object, policy: str) -> tuple[int, int] | None:
-    """`linear_load` of a router of a user's own: it is not asked, while signals are fresh."""
-    weights = getattr(router, "linear_load", None)
-    if weights is None:
-        return None
-    if not (
-        isinstance(weights, tuple)
-        and len(weights) == 2
-        and all(type(weight) is int and weight >= 0 for weight in weights)
-    ):
-        problem = f"{policy}: linear_load is {shown(weights)}, expected two whole numbers >= 0"
-        raise InputError("config", None, "router.policy", problem)
-    return weights
-
-
-def _reads_of(router: object, policy: str) -> frozenset[str]:
-    """`reads` of a router of a user's own; all fields without."""
-    reads = reads_of(router)
-    names = isinstance(reads, (frozenset, set, tuple, list))
-    if not names or not SIGNAL_FIELDS.issuperset(map(str, reads)):
-        fields = ", ".join(sorted(SIGNAL_FIELDS))
-        problem = f"{policy}: reads is {shown(reads)}, expected names of: {fields}"
-        raise InputError("config", None, "router.policy", problem)
-    return frozenset(reads)
-
-
-class _Own:
-    """A router of a user's own: it sees views of requests, and its choices are looked at."""
-
-    def __init__(self, router: Any, policy: str, look: Look | None) -> None:
-        self._router = router
-        self._look = look
-        self._what = f"router.policy: {policy}"
-        self.linear_load = _weights_of(router, policy)
-        self.reads = _reads_of(router, policy)
-
-    def choose(self, request: Request, signals: Sequence[Signal]) -> int:
-        """What the other chooses; PluginError if that is none of the signals."""
-        chosen = self._router.choose(RequestView(request, self._look), signals)
-        return index_of(chosen, len(signals), self._what)
-
-
 def make_router(
-    policy: str,
-    *,
-    seed: int,
-    pool: str,
-    match: PrefixMatch,
-    holds: AdapterMatch | None = None,
-    own: Callable[[str, str], Any] = make_plugin,
+    table: RouterTable,
+    pool: Pool,
+    own: Callable[..., Any] | None = None,
     look: Look | None = None,
 ) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
 
-    `policy` is a built-in name or that of a class, of which `own(path, key)` makes an object;
-    `look` keeps the requests that it is shown exact. Raises InputError for anything else.
+    A class of a user's own is made by `own`; `look` keeps the requests that it is shown exact.
+    Raises InputError for one that cannot be made.
     """
-    if policy == "load":
-        return LoadRouter()
-    if policy == "least_outstanding":
-        return LeastOutstandingRouter()
-    if policy == "round_robin":
-        return RoundRobinRouter()
-    if policy == "random":
-        return RandomRouter(seed, f"router.{pool}")
-    if policy == "prefix_aware":
-        return PrefixAwareRouter(match)
-    if policy == "lora_affinity":
-        assert holds is not None
-        return LoraAffinityRouter(holds)
-    return _Own(own(policy, "router.policy"), policy, look)
+    if isinstance(table, OwnRouterTable):
+        from emu.routing.own import OwnRouter  # most runs have none
+
+        return OwnRouter(
+            (own or make_own)(table.policy, "router.policy", table.own), table.policy, look
+        )
+    made: Router = implementation(table.made_by)(table, pool)
+    return made

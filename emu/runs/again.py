@@ -1,20 +1,14 @@
-"""Runs handed on: emulated again (`emu rerun`), packed (`emu bundle`), sent away (`emu log`).
+"""A run emulated again from its directory, and compared with it (`emu rerun`).
 
-A run's directory holds what it takes: the whole configuration, the digests of the files it names,
-and the versions. `rerun` emulates it anew and compares the results byte by byte; where they are
-not the same, it says what was not the same before. `bundle` packs runs with the files that their
-configurations name, so that `rerun` works where they are unpacked.
+The directory holds what it takes: the whole configuration, the digests of the files it names, and
+the versions. The results are compared byte by byte; where they are not the same, it is said what
+was not the same before.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import re
-import shutil
-import tarfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +17,11 @@ import msgspec
 from emu.config.load import config_from_dict
 from emu.config.names import is_file_path, json_object, read_input
 from emu.config.schema import Config
-from emu.errors import InputError, RunError, needs_extra
+from emu.errors import InputError, RunError
 from emu.plugins import look_in
 from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
-from emu.report.atomic import find, write_bytes
-from emu.report.summary import read_summary
+from emu.report.atomic import find
 from emu.runs.inputs import (
     Names,
     folder_name,
@@ -37,7 +30,8 @@ from emu.runs.inputs import (
     named_programs,
     tree_digest,
 )
-from emu.runs.runner import Origin, adjust, execute
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
 
 COMPARED: Final = (
     "requests.csv",
@@ -52,26 +46,8 @@ COMPARED: Final = (
     "trace.json.gz",
 )
 """Results that are the same for the same configuration, inputs and version."""
-_INPUTS: Final = "inputs"
-_README: Final = """\
-# Runs of emu
-
-Each directory below `runs/` is one run: its results, and in `run.json` its configuration and the
-versions. `inputs/` holds the files and classes that the configurations name, `SHA256SUMS` the
-digest of every file.
-
-{runs}
-
-To run one again and compare it with what is here, byte by byte, take a checkout of emu's
-repository at the revision of the run:
-
-    git checkout REVISION
-    python -m pip install .
-    emu rerun runs/NAME
-
-Where a run names classes of its own, their code is in `inputs/`. `emu rerun` names these files and
-stops; read them, then give it `--plugins`.
-"""
+INPUTS: Final = "inputs"
+"""The folder of a bundle that holds what its runs name."""
 _DIGEST: Final = r"[0-9a-f]{64}"
 _FILES_TOLD: Final = 5
 _LEVELS_MAX: Final = 64
@@ -88,7 +64,6 @@ class Again(msgspec.Struct):
     """What was not the same before the run."""
 
 
-# --- the same run again --------------------------------------------------------------------------
 def run_again(directory: Path, output: Path | None = None, *, plugins: bool = False) -> Again:
     """Emulate a run from its directory and compare. `output` keeps the new run.
 
@@ -127,7 +102,7 @@ def _made_again(directory: Path, *, plugins: bool) -> tuple[Config, dict[str, An
     """(configuration with its inputs, content of run.json, what was not the same before)."""
     content = read_run_json(directory)
     config, source = content["config"], str(directory / "run.json")
-    names = _names(directory, content)
+    names = names_of(directory, content)
     reasons = _versions(content)
     reasons += _inputs(directory, config, names, content["inputs"])
     reasons += _classes(directory, config, names, content["classes"], plugins=plugins)
@@ -207,7 +182,7 @@ def _versions(content: dict[str, Any]) -> list[str]:
     ]
 
 
-def _names(directory: Path, content: dict[str, Any]) -> Names:
+def names_of(directory: Path, content: dict[str, Any]) -> Names:
     """Where the names of a run lead: from where it was started, or from here if that is gone."""
     way = os.path.expanduser(content["started_in"])
     place = Path(os.path.normpath(directory.resolve() / way)) if way else Path.cwd()
@@ -216,7 +191,7 @@ def _names(directory: Path, content: dict[str, Any]) -> Names:
 
 def _packed(directory: Path, folder: str) -> Path:
     """A folder of the bundle that a run's directory may be part of."""
-    return directory.resolve().parent.parent / _INPUTS / folder
+    return directory.resolve().parent.parent / INPUTS / folder
 
 
 def _inputs(
@@ -305,141 +280,3 @@ def rerun_command(
     why = again.reasons or ["configuration, inputs and versions are the same: please report this"]
     lines = [f"{directory}: not the same", *again.different, *(f"because {text}" for text in why)]
     raise RunError("\n  ".join(lines))
-
-
-# --- an artifact ---------------------------------------------------------------------------------
-def bundle(directories: Sequence[Path], output: Path) -> list[str]:
-    """Pack runs with their inputs into a .tar.gz; the names in it. Same runs, same bytes."""
-    if not output.name.endswith((".tar.gz", ".tgz")):
-        raise InputError(str(output), None, "--out", "expected a name that ends in .tar.gz")
-    with scratch("emu-bundle-") as place:
-        names, told = [], []
-        for directory in directories:
-            content = read_run_json(directory)
-            name = directory.resolve().name
-            if name in names:
-                raise InputError(str(directory), None, "", f"a second run named {name}")
-            names.append(name)
-            shutil.copytree(directory, place / "runs" / name)
-            told.append(f"- `runs/{name}`: {_made_by(content['versions'])}")
-            where = _names(directory, content)
-            for path, digest in content["inputs"].items():
-                _copy_input(directory, where.place(path), digest, place / _INPUTS / digest[:16])
-            for found in content["classes"].values():
-                folder = where.place(found["folder"])
-                target = place / _INPUTS / folder_name(found["files"])
-                for file, digest in found["files"].items():
-                    _copy_input(directory, folder / file, digest, (target / file).parent)
-        text = _README.format(runs="\n".join(told))
-        (place / "README.md").write_text(text, encoding="utf-8")
-        files = sorted(path for path in place.rglob("*") if path.is_file())
-        sums = [f"{_sha256(path)}  {path.relative_to(place)}\n" for path in files]
-        (place / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
-        members = sorted([*files, place / "SHA256SUMS"])
-        write_bytes(output, _archived(place, members, output.name.partition(".")[0]))
-        return [str(path.relative_to(place)) for path in members]
-
-
-def _made_by(versions: dict[str, Any]) -> str:
-    """The versions of a run in a line."""
-    parts = [f"emu {versions.get('emu') or '?'}", f"revision {versions.get('revision') or '?'}"]
-    parts += [f"Python {versions['python']}"] if versions.get("python") else []
-    parts += [f"numpy {versions['numpy']}"] if versions.get("numpy") else []
-    return ", ".join(parts)
-
-
-def _copy_input(directory: Path, path: Path, digest: str, target: Path) -> None:
-    if not path.exists():
-        raise InputError(str(directory), None, "", f"its input is gone: {path}")
-    if tree_digest(path) != digest:
-        raise InputError(str(directory), None, "", f"its input has changed since: {path}")
-    target.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        shutil.copytree(path, target / path.name, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(path, target / path.name)
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _archived(place: Path, members: Sequence[Path], top: str) -> bytes:
-    """A tar file without dates or owners."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in members:
-            entry = tarfile.TarInfo(f"{top}/{path.relative_to(place)}")
-            entry.size = path.stat().st_size
-            entry.mode = 0o644
-            with path.open("rb") as file:
-                archive.addfile(entry, file)
-    return gzip.compress(plain.getvalue(), mtime=0)
-
-
-# --- experiment trackers: a thin adapter for each -------------------------------------------------
-_FILES: Final = ("summary.json", "run.json", "report.html")
-
-
-def log_runs(directories: Sequence[Path], to: str, project: str) -> Iterator[str]:
-    """Send each run; its name when it is there. Raises InputError for what is no complete run."""
-    from emu.report.what_ran import flat_settings
-
-    send = {"wandb": _to_wandb, "mlflow": _to_mlflow}[to]
-    for directory in directories:
-        content = read_run_json(directory)
-        settings = dict(flat_settings(content["config"]))
-        summary = msgspec.to_builtins(read_summary(directory / "summary.json"))
-        figures = dict(_numbers(summary))
-        files = [directory / name for name in _FILES if (directory / name).exists()]
-        name = directory.resolve().name
-        send(project, name, settings, figures, files)
-        yield name
-
-
-def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Dotted names and values of the numbers of a summary."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _numbers(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path, float(value)
-
-
-def _to_wandb(
-    project: str,
-    name: str,
-    settings: dict[str, str],
-    figures: dict[str, float],
-    files: Sequence[Path],
-) -> None:
-    with needs_extra("wandb", "log"):
-        import wandb
-    run = wandb.init(project=project, name=name, config=settings)
-    run.summary.update(figures)
-    artifact = wandb.Artifact(name, type="emu-run")
-    for file in files:
-        artifact.add_file(str(file))
-    run.log_artifact(artifact)
-    run.finish()
-
-
-def _to_mlflow(
-    project: str,
-    name: str,
-    settings: dict[str, str],
-    figures: dict[str, float],
-    files: Sequence[Path],
-) -> None:
-    with needs_extra("mlflow", "log"):
-        import mlflow
-    mlflow.set_experiment(project)
-    with mlflow.start_run(run_name=name):
-        # Names of parameters hold no brackets, values at most 500 characters.
-        mlflow.log_params({key: value[:500] for key, value in settings.items()})
-        mlflow.log_metrics(figures)
-        for file in files:
-            mlflow.log_artifact(str(file))

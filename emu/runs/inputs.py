@@ -63,7 +63,6 @@ def tree_digest(root: Path) -> str:
     return whole.hexdigest()
 
 
-# --- how run.json calls them ----------------------------------------------------------------------
 class Names:
     """Names of files, as run.json has them."""
 

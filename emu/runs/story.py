@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.cluster.standing import Standing
 from emu.errors import InputError
-from emu.runs.moment import Moment, Standing
+from emu.runs.moment import Moment
 from emu.units import NS_PER_MS, NS_PER_S
 
 _IDS_MAX: Final = 12
@@ -88,7 +89,9 @@ def _doing(standing: Standing) -> str:
     doing = f"in flight: {standing.doing}"
     if standing.step_ends_ns >= 0:
         doing += f" (at {_seconds(standing.step_ends_ns)})"
-    return f"{doing}; the process stands still" if standing.is_paused else doing
+    if standing.is_paused and "stands still" not in standing.doing:
+        doing += "; the process stands still"
+    return doing
 
 
 def _seconds(at_ns: int) -> str:

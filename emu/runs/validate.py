@@ -11,16 +11,16 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
-from emu.cluster.backends import SharedBackends
+from emu.cluster.backends import SharedBackends, range_warnings
 from emu.cluster.plan import Plan, ReplicaPlan
-from emu.config.check import blaming, placing
+from emu.cluster.prepare import prepare
 from emu.config.load import load_config
+from emu.config.places import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
 from emu.process.console import open_console
-from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""

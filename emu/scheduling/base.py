@@ -270,7 +270,6 @@ class ReplicaLimits:
 class Scheduler(ABC):
     """Iteration-level scheduling of one replica, with its KV pool."""
 
-    policy: ClassVar[str] = ""
     must_have: ClassVar[tuple[str, ...]] = (
         "cancel",
         "complete",
@@ -439,7 +438,7 @@ class Scheduler(ABC):
         Afterwards the batch is that one iteration, as if it had been stepped to (for a crash or a
         pause in the middle of a leap).
         """
-        raise AssertionError(f"{self.policy} promises no leaps")
+        raise AssertionError(f"{type(self).__name__} promises no leaps")
 
     def sees_in(self, batch: Batch, started: int, last_start_ns: int) -> int:
         """Steps that a leap takes after a request came, as `leap_holds` says, without settling.
@@ -468,13 +467,13 @@ class Scheduler(ABC):
         """`ended` batches of a turn of a rotation have ended, the last one at `last_ns`, and
         `formed` were formed again; its members waited `gap_ns` for a token at most and ran for
         `run_ns`."""
-        raise AssertionError(f"{self.policy} promises no rotations")
+        raise AssertionError(f"{type(self).__name__} promises no rotations")
 
     def resume(self, rotation: Rotation, batches: list[Batch]) -> list[Batch]:
         """The rotation is over: those of its batches that are in flight now, in order.
 
         `batches` were in flight when it began, in order, and have ended."""
-        raise AssertionError(f"{self.policy} promises no rotations")
+        raise AssertionError(f"{type(self).__name__} promises no rotations")
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""

@@ -84,7 +84,6 @@ class PrefillQueue(ArrivalQueue):
 class FcfsScheduler(Scheduler):
     """Prefill in whole batches, decode all running requests."""
 
-    policy = "fcfs"
     grows = False
 
     def __init__(

@@ -1,31 +1,19 @@
-"""Schedulers by name, and what a user's own class must be."""
+"""Makes the scheduler of a table, and looks at what a user's own does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
-from emu.config.schema import FcfsTable, SchedulerTable, SglangTable, VllmTable
-from emu.errors import PluginError
+from emu.config.kinds import implementation
+from emu.config.own import make_own
+from emu.config.schema import FcfsTable, OwnSchedulerTable, SchedulerTable, SglangTable, VllmTable
+from emu.errors import PluginError, shown
 from emu.kv.tiers import LowerTier
-from emu.plugins import make_plugin
-from emu.policy import shown
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.parts import Part
 from emu.scheduling.vllm import VllmScheduler
-
-_VIDUR: Final = MappingProxyType(
-    {
-        "vllm_v0": "VllmV0Scheduler",
-        "sarathi": "SarathiScheduler",
-        "orca": "OrcaScheduler",
-        "lightllm": "LightLlmScheduler",
-        "faster_transformer": "FasterTransformerScheduler",
-    }
-)
-"""Policy -> its class in `emu/scheduling/vidur.py`, loaded when it is asked for."""
 
 
 def make_scheduler(
@@ -44,11 +32,16 @@ def make_scheduler(
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
     the one before it runs (vllm and sglang).
     `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
-    class. Raises InputError for an unknown name.
+    class. Raises InputError for one that cannot be made.
     """
     made: Scheduler
-    if table.policy == "vllm":
-        assert isinstance(table, VllmTable)
+    if isinstance(table, OwnSchedulerTable):
+        found = (own or make_own)(
+            table.policy, "scheduler.policy", table.own, table.stated(), limits
+        )
+        _watch(found, table.policy)
+        made = found
+    elif isinstance(table, VllmTable):
         made = VllmScheduler(
             table,
             limits,
@@ -58,18 +51,13 @@ def make_scheduler(
             parts=parts,
         )
     elif isinstance(table, SglangTable):
-        from emu.scheduling.sglang.scheduler import SglangScheduler
-
-        made = SglangScheduler(table, limits, preemptions_max=preemptions_max, ahead=ahead)
+        made = implementation(table.made_by)(
+            table, limits, preemptions_max=preemptions_max, ahead=ahead
+        )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
-    elif table.policy in _VIDUR:
-        from emu.scheduling import vidur
-
-        made = getattr(vidur, _VIDUR[table.policy])(table, limits, preemptions_max=preemptions_max)
     else:
-        made = (own or make_plugin)(table.policy, "scheduler.policy", table.stated(), limits)
-        _watch(made, table.policy)
+        made = implementation(table.made_by)(table, limits, preemptions_max=preemptions_max)
     return made
 
 

@@ -142,7 +142,6 @@ _ORDER_KEYS: Final[Mapping[str, Callable[[Request], Any]]] = MappingProxyType(
 class SimpleScheduler(Scheduler):
     """Everything of a scheduler but the policy."""
 
-    policy = "simple"
     orders_idle = False
     """True: `form_batch` itself leaves in `self.idle` exactly those that it did not take."""
 

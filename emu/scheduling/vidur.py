@@ -97,8 +97,6 @@ class MaxReservation(SimpleScheduler):
 class OrcaScheduler(MaxReservation):
     """Iteration-level scheduling with reserved memory."""
 
-    policy = "orca"
-
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         """Running requests, then new ones."""
         cap = self.batch_size_cap
@@ -133,8 +131,6 @@ class StaticBatch(msgspec.Struct, eq=False):
 
 class FasterTransformerScheduler(MaxReservation):
     """Request-level batching: no request joins a batch under way."""
-
-    policy = "faster_transformer"
 
     def __init__(
         self, table: FasterTransformerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
@@ -247,7 +243,6 @@ HeldLeft = tuple[int, int]
 class LightLlmScheduler(SimpleScheduler):
     """Token-level admission that looks ahead to every request's declared end."""
 
-    policy = "lightllm"
     orders_idle = True
 
     def __init__(
@@ -522,8 +517,6 @@ class PagedScheduler(SimpleScheduler):
 class SarathiScheduler(PagedScheduler):
     """Chunked prefill with stall-free decodes."""
 
-    policy = "sarathi"
-
     def __init__(
         self, table: SarathiTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
@@ -574,8 +567,6 @@ class SarathiScheduler(PagedScheduler):
 
 class VllmV0Scheduler(PagedScheduler):
     """Prefill-first batching with paged KV blocks."""
-
-    policy = "vllm_v0"
 
     def __init__(
         self, table: VllmV0Table, limits: ReplicaLimits, *, preemptions_max: int = 0

@@ -117,8 +117,6 @@ class Forming:
 class VllmScheduler(Scheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
-    policy = "vllm"
-
     def __init__(
         self,
         table: VllmTable,

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from emu.runs.moment import Moment, Standing
+from emu.cluster.standing import Standing
+from emu.runs.moment import Moment
 from emu.testing.bench import Bench, own_scheduler
 from emu.testing.fakes import (
     STEP_NS,

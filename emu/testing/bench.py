@@ -156,7 +156,6 @@ class Bench(Generic[Own]):
     def _formed(self, replica_id: int, batch: Batch) -> None:
         self.batches.append(batch)
 
-    # --- for tests of a scheduler ---------------------------------------------------------------
     def submit(self, *requests: Request) -> None:
         """Requests are routed to the replica now; `run` serves them."""
         for one in requests:
@@ -208,7 +207,6 @@ class Bench(Generic[Own]):
             end.request.status = end.status
         return [end.request for end in ended]
 
-    # --- for tests of the replica ---------------------------------------------------------------
     @property
     def flies(self) -> Sort:
         """What the replica is in the middle of."""

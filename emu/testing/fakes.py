@@ -130,7 +130,6 @@ class FakeLedger:
 class FakeScheduler:
     """Whole prompts one by one, then all decodes together; a block for each token of the prompt."""
 
-    policy = "fake"
     is_shared = False
     grows = True
 

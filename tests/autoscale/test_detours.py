@@ -12,13 +12,13 @@ import pytest
 from emu.autoscale.detours import OWN, detour, hops
 from emu.autoscale.orders import Action, Help, Load, Target
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import BlitzTable
 from emu.replica.states import Marker
 from emu.replica.states import ReplicaState as S
 from tests.autoscale.test_plans import cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, workload
 
-TABLE = AutoscaleTable(loader="cache")
+TABLE = BlitzTable(loader="cache")
 
 
 def around(load: Load, avoided: tuple[tuple[int, int], ...], snapshot: Snapshot) -> list[Action]:

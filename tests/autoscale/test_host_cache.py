@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from emu.autoscale.host_cache import HostCache, HostMemory
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import BlitzTable
 
 S = 1_000_000_000
 
 
 def cache(ttl_s: float = 2.0, memory: HostMemory | None = None, **keys: Any) -> HostCache:
-    table = AutoscaleTable(executor="serverless", loader="cache", host_cache_ttl_s=ttl_s, **keys)
+    table = BlitzTable(executor="serverless", loader="cache", host_cache_ttl_s=ttl_s, **keys)
     return HostCache(table, [0, 1], 10, memory=memory)
 
 
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_a_recount_of_every_machine(seed: int, *, from_load: 
     """Sampled on a grid on which every event falls: a copy is held up to the next sample or not."""
     rng = random.Random(seed)
     machines, step_ns = range(4), S // 2
-    table = AutoscaleTable(
+    table = BlitzTable(
         executor="serverless",
         loader="cache",
         host_cache_ttl_s=rng.choice([0.5, 2.0, 5.0]),

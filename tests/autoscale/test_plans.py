@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.autoscale.blitz_plan import blitz_plan
-from emu.autoscale.demand import Demand
 from emu.autoscale.hpa import HpaPlanner, Window, recommend
 from emu.autoscale.local_plans import colocated_plan, serverless_plan
 from emu.autoscale.orders import Expire, Help, Load, MakeSpare, Mutate, Reuse, Revive, Shut, Target
+from emu.autoscale.planner import Demand, Rates
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
-from emu.cluster.plan import static_roles
+from emu.cluster.roles import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS
-from emu.config.schema import AutoscaleTable, ReplicaTable
+from emu.config.schema import BlitzTable, HpaTable, PaperTable, ReplicaTable
 from emu.replica.states import Marker
 from emu.replica.states import ReplicaState as S
 
@@ -56,7 +56,7 @@ def sites(count: int, *, nvlink: bool = True, live: bool = True) -> list[Site]:
 
 
 def plan(snapshot: Snapshot, prefill: int, decode: int, **keys: object) -> list[object]:
-    table = AutoscaleTable(**keys)
+    table = BlitzTable(**keys)
     made = blitz_plan(
         snapshot, Demand(prefill=prefill, decode=decode), table, sites(len(snapshot.replicas))
     )
@@ -126,20 +126,20 @@ def test_prefills_are_sources_only_without_pruning() -> None:
     views = [view(0, S.PREFILL), view(1, S.DECODE, rdma=Marker.RDMA_SENDING), view(4, S.INACTIVE)]
     snapshot = Snapshot(now_ns=0, replicas=tuple(views))
     for prune, expected in ((True, []), (False, [0])):
-        table = AutoscaleTable(nvlink=False, multicast="p2p", live=False, prune_sources=prune)
+        table = BlitzTable(nvlink=False, multicast="p2p", live=False, prune_sources=prune)
         made = blitz_plan(snapshot, Demand(prefill=1), table, sites(5))
         assert [load.sources[0] for load in made] == expected
 
 
 def test_prefills_are_sources_when_nobody_else_has_the_weights() -> None:
     lost = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.FAILED), view(4, S.INACTIVE)))
-    table = AutoscaleTable(nvlink=False, multicast="p2p", live=False, prune_sources=True)
+    table = BlitzTable(nvlink=False, multicast="p2p", live=False, prune_sources=True)
     (load,) = blitz_plan(lost, Demand(decode=1), table, sites(5))
     assert (load.sources, load.targets) == ((0,), (Target(4, "decode"),))
 
 
 def test_where_prefills_never_send_the_machine_gives_the_weights() -> None:
-    table = AutoscaleTable(
+    table = BlitzTable(
         nvlink=False, multicast="p2p", live=False, prune_sources=False, prefill_never_sends=True
     )
     alone = Snapshot(
@@ -202,7 +202,7 @@ def test_decode_is_scaled_live_by_turning_prefills_over() -> None:
 def test_the_paper_prefers_sources_under_the_same_leaf() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, S.PREFILL, S.PREFILL, S.DECODE, *[S.INACTIVE] * 7)
     places = [Site(i, i // 4, i, "a" if i < 4 else "b", 10**9, False) for i in range(12)]
-    table = AutoscaleTable(planner="paper", nvlink=False, live=False)
+    table = PaperTable(nvlink=False, live=False)
     made = blitz_plan(snapshot, Demand(prefill=3), table, places)
     loads = [action for action in made if isinstance(action, Load)]
     assert {source for load in loads for source in load.sources} == {4}
@@ -258,13 +258,8 @@ def test_no_plan_uses_a_replica_twice(
         for i, state in enumerate(states)
     )
     snapshot = Snapshot(now_ns=10**12, replicas=views)
-    table = AutoscaleTable(
-        multicast=multicast,
-        live=live,
-        nvlink=nvlink,
-        prune_sources=prune,
-        planner="paper" if paper else "blitz",
-    )
+    kind = PaperTable if paper else BlitzTable
+    table = kind(multicast=multicast, live=live, nvlink=nvlink, prune_sources=prune)
     made = blitz_plan(snapshot, Demand(prefill=prefill, decode=decode), table, sites(len(states)))
     touched: list[int] = []
     rdma_sources: list[int] = []
@@ -299,7 +294,7 @@ def test_no_plan_uses_a_replica_twice(
 # --- serverless, colocated, presets ---------------------------------------------------------------
 def test_serverless_loads_on_cached_machines_first() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, *[S.INACTIVE] * 6, cached_machines=(1,))
-    table = AutoscaleTable(executor="serverless", loader="cache")
+    table = BlitzTable(executor="serverless", loader="cache")
     made = serverless_plan(snapshot, Demand(prefill=3, decode=2), table)
     assert made == [
         Load("host", (Target(4, "decode"),)),
@@ -314,14 +309,14 @@ def test_serverless_reuses_a_spare_only_for_its_role() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, S.SHUTTING_NULL)
     spare = msgspec.structs.replace(snapshot.replicas[2], last_role="decode")
     snapshot = msgspec.structs.replace(snapshot, replicas=(*snapshot.replicas[:2], spare))
-    table = AutoscaleTable(executor="serverless", loader="host")
+    table = BlitzTable(executor="serverless", loader="host")
     assert serverless_plan(snapshot, Demand(prefill=1), table) == []
     assert serverless_plan(snapshot, Demand(decode=1), table) == [Reuse(2, "decode")]
 
 
 def test_colocated_plans_revive_load_and_shut_the_emptiest() -> None:
     snapshot = cluster(S.COLOCATED, S.SHUTTING_COLOCATED, S.INACTIVE)
-    table = AutoscaleTable(planner="hpa", loader="host")
+    table = HpaTable(loader="host")
     assert colocated_plan(snapshot, Demand(colocated=2), table) == [
         Revive(1),
         Load("host", (Target(2, "colocated"),)),
@@ -341,10 +336,8 @@ def test_the_pod_autoscaler_recommends_as_kubernetes_does() -> None:
 
 
 def test_the_pod_autoscaler_waits_out_its_window_before_it_shrinks() -> None:
-    table = AutoscaleTable(
-        planner="hpa", target_value=10, scale_down_stabilization_s=300, max_replicas=10
-    )
-    planner = HpaPlanner(table)
+    table = HpaTable(target_value=10, scale_down_stabilization_s=300, max_replicas=10)
+    planner = HpaPlanner(table, Rates(1, 1))
     views = tuple(view(i, S.COLOCATED) for i in range(4))
 
     def ask(at_s: int, outstanding: int) -> int:
@@ -362,10 +355,8 @@ def test_the_pod_autoscaler_waits_out_its_window_before_it_shrinks() -> None:
 
 def test_the_pod_autoscaler_keeps_what_is_there_when_it_starts() -> None:
     """recordInitialRecommendation: the present number counts as recommended just before."""
-    table = AutoscaleTable(
-        planner="hpa", target_value=10, scale_down_stabilization_s=300, max_replicas=10
-    )
-    planner = HpaPlanner(table)
+    table = HpaTable(target_value=10, scale_down_stabilization_s=300, max_replicas=10)
+    planner = HpaPlanner(table, Rates(1, 1))
     views = tuple(view(i, S.COLOCATED) for i in range(4))
 
     def ask(at_s: int, outstanding: int) -> int:
@@ -379,28 +370,22 @@ def test_the_pod_autoscaler_keeps_what_is_there_when_it_starts() -> None:
 
 
 def test_the_pod_autoscaler_without_a_window_shrinks_at_its_first_look() -> None:
-    table = AutoscaleTable(
-        planner="hpa", target_value=10, scale_down_stabilization_s=0, max_replicas=10
-    )
+    table = HpaTable(target_value=10, scale_down_stabilization_s=0, max_replicas=10)
     views = tuple(view(i, S.COLOCATED) for i in range(4))
     snapshot = Snapshot(now_ns=0, replicas=views, outstanding=10)
-    assert HpaPlanner(table).decide(snapshot).colocated == -3
+    assert HpaPlanner(table, Rates(1, 1)).decide(snapshot).colocated == -3
 
 
 def test_more_replicas_than_allowed_shrink_at_once_whatever_the_window() -> None:
-    table = AutoscaleTable(
-        planner="hpa", target_value=10, scale_down_stabilization_s=300, max_replicas=3
-    )
+    table = HpaTable(target_value=10, scale_down_stabilization_s=300, max_replicas=3)
     views = tuple(view(i, S.COLOCATED) for i in range(4))
     snapshot = Snapshot(now_ns=0, replicas=views, outstanding=10)
-    assert HpaPlanner(table).decide(snapshot).colocated == -1
+    assert HpaPlanner(table, Rates(1, 1)).decide(snapshot).colocated == -1
 
 
 def test_the_pod_autoscaler_grows_to_the_least_that_was_wanted_in_its_window() -> None:
-    table = AutoscaleTable(
-        planner="hpa", target_value=10, scale_up_stabilization_s=60, max_replicas=20
-    )
-    planner = HpaPlanner(table)
+    table = HpaTable(target_value=10, scale_up_stabilization_s=60, max_replicas=20)
+    planner = HpaPlanner(table, Rates(1, 1))
     views = tuple(view(i, S.COLOCATED) for i in range(4))
 
     def ask(at_s: int, outstanding: int) -> int:
@@ -429,7 +414,9 @@ def test_every_preset_is_a_valid_table() -> None:
         )
         table = config.autoscale
         assert table is not None
-        assert {key: getattr(table, key) for key in keys} == dict(keys)
+        kept = {k: v for k, v in keys.items() if k != "planner"}
+        assert {key: getattr(table, key) for key in kept} == kept
+        assert table.planner == keys.get("planner", "blitz")
 
 
 def test_a_key_of_the_user_stands_against_the_preset() -> None:

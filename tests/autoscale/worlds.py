@@ -15,7 +15,7 @@ from emu.cluster.ending import Outcome
 from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import OwnPlannerTable
 from emu.request import Request
 from emu.workload.opened import open_workload
 from emu.workload.session import NOTHING_FOLLOWS, Following
@@ -64,7 +64,7 @@ class ToSeven:
 
     needs_ticks = False
 
-    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+    def __init__(self, table: OwnPlannerTable, rates: Rates) -> None:
         self._has_begun = False
 
     def decide(self, snapshot: Snapshot) -> Demand:

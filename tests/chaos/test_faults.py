@@ -151,7 +151,7 @@ def test_a_lost_host_cache_makes_the_return_slower(tmp_path: Path) -> None:
 
 def test_when_nobody_is_left_requests_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
     faults = [{"at_s": 0.3, "kind": "replica_crash", "replica": r} for r in (2, 3)]
-    out = struck(tmp_path, faults, recovery={"replace": False})
+    out = struck(tmp_path, faults, recovery={"replace": False, "restart_s": 10.0})
     reasons = {row["reason"] for row in rows_of(out) if row["status"] == "failed"}
     assert "no_replica_left" in reasons
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emu.apps.chaos.checker import Judge, PlanWatch
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, BlitzTable, HpaTable
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 ROWS = [
@@ -67,8 +67,8 @@ def test_without_metrics_for_ever_nothing_is_scaled(tmp_path: Path) -> None:
 
 
 # --- what watches ----------------------------------------------------------------------------------
-HPA = AutoscaleTable(planner="hpa", max_replicas=4, scale_down_stabilization_s=1.0)
-ROLES = AutoscaleTable(min_prefill=2, max_prefill=4, max_decode=4)
+HPA = HpaTable(max_replicas=4, scale_down_stabilization_s=1.0)
+ROLES = BlitzTable(min_prefill=2, max_prefill=4, max_decode=4)
 PODS = "ready=3, loading=0, load=9, wanted="
 SPLIT = "P=3, P_min=1, P_max=1, D=3, D_min=1, D_max=1"
 

@@ -21,7 +21,8 @@ from emu.errors import InputError, RunError
 from emu.report.figures import write_figure
 from emu.report.intervals import Mean, mean_of
 from emu.report.what_ran import flat_settings
-from emu.runs.again import bundle, rerun_command, run_again
+from emu.runs.again import rerun_command, run_again
+from emu.runs.bundle import bundle
 from tests.cli.helpers import SMALL
 from tests.report.fabricate import fabricate
 

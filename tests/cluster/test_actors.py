@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import emu.world
 from emu.cluster.cluster import Cluster
 from emu.config.load import load_config
 from emu.kernel.clock import Actor
@@ -56,7 +57,7 @@ def test_every_step_of_a_default_run_is_taken_inside_the_coroutine_of_its_replic
         log.clusters.append(Cluster(*arguments, **options))
         return log.clusters[0]
 
-    monkeypatch.setattr(runner, "Cluster", make)
+    monkeypatch.setattr(emu.world, "Cluster", make)
     path = ROOT / "configs" / f"{name}.toml"
     config = load_config(path, ["workload.limit=100", f"output.dir='{tmp_path / 'out'}'"])
     runner.execute(config, str(path), report=False, log=log)
@@ -77,7 +78,7 @@ def test_a_server_has_as_many_tasks_as_actors_with_their_names(tmp_path: Path) -
 
     def check(server: Live) -> None:
         tasks = [task.get_name() for task in asyncio.all_tasks()]
-        names = [actor.name for actor in server.cluster.living()]
+        names = [actor.name for actor in server.cluster.world.cluster.living()]
         assert len(set(names)) == len(names) >= 7
         assert [name for name in names if tasks.count(name) == 1] == names
 

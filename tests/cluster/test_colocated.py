@@ -37,7 +37,7 @@ def test_a_run_interrupted_before_its_first_step_leaves_nothing_behind(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emu.runs.runner.completed", interrupted)
+    monkeypatch.setattr("emu.world.completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_config(tmp_path / "out", latency=LINEAR)
     assert list(tmp_path.iterdir()) == []

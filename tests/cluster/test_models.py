@@ -12,7 +12,7 @@ import pytest
 
 from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.load import config_from_dict
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import BlitzTable
 from emu.errors import InputError
 from emu.runs.runner import execute, prepare
 from emu.workload.naming import Naming
@@ -227,7 +227,7 @@ def test_unknown_names_of_models_in_the_workload_are_refused() -> None:
 
 def caches(eviction: str, *sizes: int) -> tuple[HostMemory, list[HostCache]]:
     memory = HostMemory({0: 10}, eviction)  # type: ignore[arg-type]
-    table = AutoscaleTable(executor="serverless", loader="cache", host_cache_ttl_s=1e6)
+    table = BlitzTable(executor="serverless", loader="cache", host_cache_ttl_s=1e6)
     return memory, [HostCache(table, [0], size, memory=memory) for size in sizes]
 
 
@@ -256,7 +256,7 @@ def test_what_fits_nowhere_evicts_nothing_and_is_not_kept() -> None:
 
 def test_pinned_copies_stay() -> None:
     memory = HostMemory({0: 10})
-    table = AutoscaleTable(executor="serverless", loader="cache")
+    table = BlitzTable(executor="serverless", loader="cache")
     pinned = HostCache(table, [0], 8, memory=memory, is_pinned=True)
     other = HostCache(table, [0], 4, memory=memory)
     other.loaded(0, 1, 1)

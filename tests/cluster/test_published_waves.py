@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from emu.backends.astra.graph import Graph
-from emu.cluster.gateway import Dispatch
+from emu.cluster.dispatch import Dispatch
 from emu.lab.parity.instance import Flight, Instance, ParityOptions
 from emu.lab.parity.run import ParityRun, read_requests
 from emu.replica.replica import Replica

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emu.cluster.recorder import _EVENTS
+from emu.cluster.log_observer import EVENTS
 from emu.config.load import config_from_dict
 from emu.runs.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of
@@ -45,7 +45,7 @@ def test_a_command_that_does_not_apply_is_marked_and_told(
     told = f"replica {replica} is {state}, {command} does not apply"
     assert ("command refused", f"replica {replica}", told) in marks(tmp_path, commands=commands)
     assert capsys.readouterr().err == f"warning: command at 0.5 s: {told}\n"
-    assert _EVENTS["command refused"] == "command.refused"
+    assert EVENTS["command refused"] == "command.refused"
 
 
 def test_a_command_that_applies_is_not_marked(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from msgspec import inspect
 
-from emu.config.check import table_info, unions, unwrap
+from emu.config.check import table_info, unwrap
 from emu.config.docs import config_schema, description, reference_markdown, tables
+from emu.config.kinds import unions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,13 +53,14 @@ def test_json_schema_describes_the_same_keys() -> None:
     assert document["$schema"].startswith("https://json-schema.org/")
     names = {struct.cls.__name__: struct for _, struct in tables()}
     for union in unions().values():
-        structs = [*union.kinds.values(), *([union.own] if union.own else [])]
-        names |= {kind.__name__: table_info(kind) for kind in structs}
+        names |= {kind.__name__: table_info(kind) for kind in union.structs}
     for name, definition in document["$defs"].items():
         if "anyOf" in definition:
             continue
         assert definition["additionalProperties"] is False
-        assert list(definition["properties"]) == [item.name for item in names[name].fields]
+        struct = names[name]
+        tag = [struct.tag_field] if struct.tag_field else []
+        assert list(definition["properties"]) == [*tag, *(item.name for item in struct.fields)]
     replica = document["$defs"]["ReplicaTable"]["properties"]
     assert "max_num_seqs" in replica["scheduler"]["properties"]
     assert replica["scheduler"]["description"]
@@ -71,9 +73,8 @@ def test_json_schema_lists_every_kind() -> None:
         words = [kind["properties"][union.key].get("const") for kind in kinds]
         assert words == [*union.kinds, *([None] if union.own else [])]
     assert "chunk_size" not in defs["VllmTable"]["properties"]
-    scaling = defs["AutoscaleTable"]["properties"]
-    assert "blitz" in scaling["planner"]["anyOf"][0]["enum"]
-    assert "multicast" in scaling["preset"]["enum"]
+    assert "multicast" in defs["HpaTable"]["properties"]["preset"]["enum"]
+    assert "multicast" not in defs["HpaTable"]["properties"]
     assert set(defs["Straggler"]["required"]) == {"at_s", "kind", "factor"}
     assert "factor" not in defs["Pause"]["properties"]
     assert defs["KvShrink"]["properties"]["part"]["maximum"] == 1

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS, modernize
+from emu.config.kinds import unions
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import FaultTable
 from emu.config.tables import faults

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.config.check import line_of, locate
 from emu.config.load import config_from_dict, config_from_text, effective_dict, load_config
+from emu.config.places import line_of, locate
 from emu.config.schema import Config, SyntheticTable
 from emu.errors import InputError
 

@@ -11,7 +11,7 @@ import pytest
 
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.cluster.plan import ReplicaPlan, make_plan, with_limits
+from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config import names
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.names import ENGINES, EngineWords, engine_words
@@ -28,6 +28,7 @@ from emu.errors import InputError
 from emu.kv.engine_memory import EngineMemory, MemoryRule
 from emu.latency.context import KernelPaths, PlainKernels
 from emu.latency.engine import EngineModel
+from emu.runs.run_json import with_limits
 
 ENGINE = BUNDLES["vllm-0.15"].model
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from emu.cluster.plan import ReplicaPlan, make_plan, with_limits
+from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import SglangTable
 from emu.engines.registry import engine_named, nearest_version
 from emu.errors import InputError
 from emu.latency.engine import padded, padded_prompts
+from emu.runs.run_json import with_limits
 from emu.runs.runner import execute
 
 
@@ -95,10 +96,10 @@ def test_other_programs_name_versions_in_full() -> None:
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ("block_size = 16", 'block_size: means nothing with policy = "sglang"; its key is page_si'),
-        ("gpu_memory_utilization = 0.8", "its key is mem_fraction_static"),
-        ("async_scheduling = 'off'", "its key is disable_overlap_schedule"),
-        ("order = 'fair'", "its key is schedule_policy"),
+        ("block_size = 16", 'block_size: means nothing with policy = "sglang"; "sglang" has page_'),
+        ("gpu_memory_utilization = 0.8", '; "sglang" has mem_fraction_static'),
+        ("async_scheduling = 'off'", '"vllm"; "sglang" has disable_overlap_schedule'),
+        ("order = 'fair'", '; "sglang" has schedule_policy'),
         ("skip_blocked = true", 'skip_blocked: means nothing with policy = "sglang"'),
         ("max_num_seqs = 3", 'it is a key of policy = "vllm"'),
         ("policy = 'vllm'", '"vllm" is the scheduler of engine vllm; sglang has "sglang"'),
@@ -162,7 +163,7 @@ disable_overlap_schedule = {late}
 [workload.synthetic]
 requests = 100
 prefix_groups = {groups}
-prefix_tokens = 64
+{prefix}
 arrivals = {{ process = "gamma", rate_per_s = {rate}, cv = 2.0 }}
 prompt = {{ median = 300.0, sigma = 1.0, max = 1500 }}
 output = {{ median = 60.0, sigma = 0.8, max = 200 }}
@@ -196,6 +197,7 @@ def test_a_run_with_leaps_is_one_without(
         policy=policy,
         late=late,
         groups=groups,
+        prefix="prefix_tokens = 64" if groups else "",
         rate=rate,
     )
     found = []

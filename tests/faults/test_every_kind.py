@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.config.check import fault_of
 from emu.config.faultkinds import FAULT_KINDS as CATALOGUE
+from emu.config.kinds import fault_of
 from emu.errors import InputError
 from emu.replica.states import ReplicaState
 from emu.request import Status

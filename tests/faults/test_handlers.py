@@ -674,7 +674,7 @@ def test_a_link_that_is_not_down_carries_at_least_something() -> None:
 
 # --- the injector -----------------------------------------------------------------------------
 def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
-    from emu.config.check import fault_of
+    from emu.config.kinds import fault_of
 
     world = World(*MACHINE)
     world.until(1.0)
@@ -688,7 +688,7 @@ def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
 
 
 def test_the_faults_of_the_configuration_are_scheduled_at_the_start() -> None:
-    from emu.config.check import fault_of
+    from emu.config.kinds import fault_of
 
     world = World(*MACHINE)
     crashes = [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from emu.cluster.plan import make_plan
+from emu.cluster.prepare import check_asked
 from emu.config.features import is_widened, keys_of, with_keys
 from emu.config.load import config_from_dict, effective_dict
 from emu.config.schema import Config, VllmTable
@@ -18,7 +19,6 @@ from emu.config.tables import Table
 from emu.errors import InputError
 from emu.features import registry
 from emu.features.registry import all_features
-from emu.runs.runner import check_asked
 from emu.workload.opened import Facts
 
 ROOT = Path(__file__).resolve().parents[2]

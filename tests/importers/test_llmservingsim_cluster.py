@@ -10,7 +10,7 @@ import pytest
 
 from emu.backends.llmservingsim.convert import import_cluster
 from emu.cluster.plan import make_plan
-from emu.config import check
+from emu.config import kinds
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import InputError
@@ -56,7 +56,7 @@ def convert(tmp_path):
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps(made))
         text = import_cluster(path, **options)
-        return check.convert(msgspec.toml.decode(text)), text
+        return kinds.convert(msgspec.toml.decode(text)), text
 
     return convert
 
@@ -349,7 +349,7 @@ def test_a_missing_key_and_a_missing_file(refused, tmp_path):
 @pytest.mark.parametrize("with_profiles", [False, True])
 def test_every_shared_file_makes_a_plan(path, with_profiles):
     text = import_cluster(path, SHARED / "profiles" if with_profiles else None)
-    assert check.convert(msgspec.toml.decode(text)).nodes
+    assert kinds.convert(msgspec.toml.decode(text)).nodes
     plan = make_plan(config_from_text(text, path.stem), path.stem)
     raw = json.loads(path.read_text())
     instances = [instance for node in raw["nodes"] for instance in node["instances"]]

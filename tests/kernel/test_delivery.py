@@ -6,11 +6,11 @@ from itertools import takewhile
 
 import pytest
 
+import emu.world
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds import draw_world
 from emu.kernel.clock import AGAIN, AT_DUE, PARK, PRIORITY_WORLD, Kernel
 from emu.kernel.tasks import TaskKernel
-from emu.runs import runner
 from tests.kernel.scripted import Scripted, run
 
 BOTH = pytest.mark.parametrize("make", [Kernel, TaskKernel])
@@ -197,7 +197,7 @@ def test_worlds_are_the_same_with_actors_as_tasks(
     """Result files, and the digest of all instants."""
     found = []
     for as_tasks in (False, True):
-        monkeypatch.setattr(runner, "asks_outside", lambda plan, as_tasks=as_tasks: as_tasks)
+        monkeypatch.setattr(emu.world, "asks_outside", lambda plan, as_tasks=as_tasks: as_tasks)
         verdict = run_world(draw_world(seed), seed, every=10**9, leaps=(True,))
         found.append((verdict.digest, verdict.kernel_digest, verdict.events, verdict.problems))
     assert found[0] == found[1]

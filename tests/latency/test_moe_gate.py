@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emu.config.names import EXPERT_ROUTING
 from emu.errors import InputError
-from emu.latency.moe_gate import POLICIES, GateShape, Routing, make_gate
+from emu.latency.moe_gate import GateShape, Routing, make_gate
 
 SMALL = settings(max_examples=60, deadline=None)
 QWEN = {"experts": 128, "per_token": 8}
@@ -94,7 +95,7 @@ def test_skewed_to_all_experts_is_certain():
 
 @SMALL
 @given(
-    st.sampled_from(POLICIES),
+    st.sampled_from(EXPERT_ROUTING),
     st.booleans(),
     st.integers(1, 40),
     st.integers(1, 8),

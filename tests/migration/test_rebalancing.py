@@ -18,7 +18,8 @@ from emu.kernel.clock import PARK
 from emu.migration import live
 from emu.migration.destinations import Destinations
 from emu.migration.live import LiveMigrator, Use, choose_pair
-from emu.policy import OwnMigration, OwnPlacement, ReplicaView
+from emu.policy.own import OwnMigration, OwnPlacement
+from emu.policy.views import ReplicaView
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request

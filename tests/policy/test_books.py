@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from emu.policy import Books, extrapolated
+from emu.policy.books import Books, extrapolated
 from emu.request import Request, Status
 
 S = 1_000_000_000

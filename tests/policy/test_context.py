@@ -172,13 +172,14 @@ def test_migration_moves_what_the_policy_names(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_sees_a_context_too(tmp_path: Path) -> None:
+    from emu.config.schema import VllmTable
     from emu.scheduling.vllm import VllmScheduler
 
     seen = []
 
     class Mine(VllmScheduler):
         def __init__(self, table: Any, limits: Any, context: Context) -> None:
-            super().__init__(table, limits)
+            super().__init__(table.of(VllmTable), limits)
             self.context = context
 
         def schedule(self, now_ns: int) -> Any:

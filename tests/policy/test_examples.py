@@ -67,9 +67,10 @@ def test_scorers_find_prefixes_that_load_alone_does_not(tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_the_scorers() -> None:
-    from emu.routing.policies import Signal
+    from emu.routing.signal import Signal
 
-    scorers = example("llmd_scorers").WeightedScorers
+    found = example("llmd_scorers")
+    scorers, weights = found.WeightedScorers, found.Weights()
     signals = [Signal(i, waiting, 0, 0, 10 * i, 100, 256) for i, waiting in enumerate((4, 0, 2))]
     assert scorers._queue(signals) == [0.0, 1.0, 0.5]
     assert scorers._queue(signals[:1]) == [1.0]
@@ -82,10 +83,10 @@ def test_scores_are_those_of_the_scorers() -> None:
 
     request = type("R", (), {"prompt_tokens": 300})()
     # 2 x 1 + 0 + 1 = 3; 0 + 1 + 0.9; 0 + 0.5 + 0.8
-    assert scorers(Sees()).choose(request, signals) == 0
+    assert scorers(Sees(), weights).choose(request, signals) == 0
     # Without the prefix, the shortest queue.
     Sees.prefix_tokens = lambda *_: 0  # type: ignore[assignment, method-assign]
-    assert scorers(Sees()).choose(request, signals) == 1
+    assert scorers(Sees(), weights).choose(request, signals) == 1
 
 
 SPLIT = [

@@ -21,8 +21,8 @@ from emu.autoscale.demand import Demand
 from emu.plugins import named
 from emu.policy import Context, Ended, RequestView
 from emu.replica.states import ReplicaState
-from emu.routing.policies import SIGNAL_FIELDS as DECLARED
-from emu.routing.policies import Router, Signal
+from emu.routing.signal import SIGNAL_FIELDS as DECLARED
+from emu.routing.signal import Router, Signal
 
 LINEAR = {"backend": "linear", "base_us": 4000.0, "per_token_us": 20.0}
 FILES = ("requests.csv", "summary.json", "transitions.csv")
@@ -190,7 +190,7 @@ class ReadsPlanner(Sees):
 
 
 class LeastKv:
-    """As docs/architecture.md says a router is written: a class in `routing/policies.py`."""
+    """A router of emu that says nothing of what it reads."""
 
     def choose(self, request: Any, signals: Any) -> int:
         return min(range(len(signals)), key=lambda index: signals[index].blocks_used)

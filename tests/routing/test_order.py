@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from emu.routing.policies import LoadOrder
+from emu.routing.order import LoadOrder
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from emu.config.check import KINDS
+from emu.config.kinds import KINDS
 from emu.config.schema import OwnSchedulerTable, SchedulerTable
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.registry import make_scheduler

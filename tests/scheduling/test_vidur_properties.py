@@ -23,7 +23,7 @@ ALL = [
     LightLlmScheduler,
     FasterTransformerScheduler,
 ]
-each_policy = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.policy)
+each_policy = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 few = settings(max_examples=int(os.environ.get("EMU_EXAMPLES", "15")), deadline=None)
 
 tables = st.fixed_dictionaries(

@@ -146,7 +146,7 @@ prefix_caching = true
 [workload.synthetic]
 requests = 60
 prefix_groups = {groups}
-prefix_tokens = 64
+prefix_tokens = {tokens}
 arrivals = {{ process = "gamma", rate_per_s = {rate}, cv = 2.0 }}
 prompt = {{ median = 300.0, sigma = 1.0, max = 1500 }}
 output = {{ median = 60.0, sigma = 0.8, max = 200 }}
@@ -172,6 +172,7 @@ def test_leaps_equal_steps(tmp_path: Path, seed, blocks, seats, rate, order, gro
             rate=rate,
             order=order,
             groups=groups,
+            tokens=64 if groups else 0,
             skip="true" if seed == 4 else "false",
         )
     )

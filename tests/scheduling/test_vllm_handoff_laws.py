@@ -10,7 +10,7 @@ from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.fcfs import FcfsScheduler
 from emu.scheduling.vllm import VllmScheduler
 from tests.scheduling.handoff_world import Replica
-from tests.scheduling.tables import table_for
+from tests.scheduling.tables import policy_of, table_for
 
 KINDS = ["enqueue", "reserve", "reserve", "activate", "activate", "unreserve", "detach", "detach"]
 KINDS += ["release", "adopt", "cancel"]
@@ -29,7 +29,7 @@ def replica(kind, seed, leap):
     rng = random.Random(seed)
     size = rng.choice([1, 4, 16])
     table = table_for(
-        kind.policy,
+        policy_of(kind),
         block_size=size,
         max_num_seqs=rng.choice([2, 5, 256]),
         max_num_batched_tokens=rng.choice([16, 2048]),

@@ -10,7 +10,7 @@ import numpy as np
 from emu.latency.base import next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits, members_of
-from tests.scheduling.tables import table_for
+from tests.scheduling.tables import policy_of, table_for
 
 
 def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=0, **table):
@@ -22,7 +22,7 @@ def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=
         leap=leap,
     )
     table.setdefault("max_tokens", 64)
-    return cls(table_for(cls.policy, **table), limits, preemptions_max=preemptions_max)
+    return cls(table_for(policy_of(cls), **table), limits, preemptions_max=preemptions_max)
 
 
 def request(request_id, prompt, output, *, at=0, limit=None, **more):

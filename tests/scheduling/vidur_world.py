@@ -20,7 +20,7 @@ from emu.scheduling.vidur import (
     SarathiScheduler,
     VllmV0Scheduler,
 )
-from tests.scheduling.tables import table_for
+from tests.scheduling.tables import policy_of, table_for
 from tests.shared_data import SHARED
 
 CASES = SHARED / "vidur-cases"
@@ -45,7 +45,7 @@ def schedulers_of(case, faithful=()):
     policy = POLICIES[given.pop("type")]
     block_size, num_blocks = given.pop("block_size"), given.pop("num_blocks")
     table = table_for(
-        policy.policy,
+        policy_of(policy),
         num_blocks=num_blocks,
         block_size=block_size,
         max_tokens=parameters["max_tokens"],

@@ -68,7 +68,7 @@ def test_leaving_frees_every_block(tmp_path: Path, stage: str, stream: bool) -> 
         await live.until(lambda: live.cluster.gateway.outstanding == 0)
         await live.until(lambda: live.blocks_used() == 0)
         assert live.cluster.open_choices == 0
-        assert leaks(live.cluster) == []
+        assert leaks(live.cluster.world.cluster) == []
 
     run(tmp_path, tables(**raw), check, speed=20.0)
 
@@ -124,7 +124,7 @@ def test_any_mixture_of_leaving_leaves_nothing(tmp_path_factory: pytest.TempPath
             await asyncio.gather(*(call(live, *one) for one in example))
             await live.until(lambda: live.cluster.gateway.outstanding == 0)
             await live.until(lambda: live.blocks_used() == 0)
-            assert leaks(live.cluster) == [], example
+            assert leaks(live.cluster.world.cluster) == [], example
             assert live.cluster.tokens_in_migration == 0, example
 
     run(tmp_path_factory.mktemp("mixture"), raw, check, speed=30.0)

@@ -60,7 +60,7 @@ def scaled_config(metric: str = "concurrency") -> Config:
         "autoscale": {
             "preset": "hpa",
             "metric": metric,
-            "target_value": 12.5,
+            **({} if metric == "kv_utilization" else {"target_value": 12.5}),
             "min_replicas": 2,
             "max_replicas": 5,
         },

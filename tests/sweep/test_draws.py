@@ -18,7 +18,8 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
 from emu.runs.options import RunOptions
-from emu.runs.runner import Origin, adjust
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust
 
 CONFIG = """
 [model]

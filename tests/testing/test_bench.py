@@ -25,8 +25,6 @@ S = ReplicaState
 class InOrder(SimpleScheduler):
     """Whole prompts in order of arrival, beside decodes."""
 
-    policy = "in_order"
-
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         for one in list(self.idle):
             if self.grow(one, one.reached_tokens):

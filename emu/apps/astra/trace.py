@@ -19,7 +19,7 @@ from emu.backends.astra.inputs import write_inputs
 from emu.backends.astra.oneshot import on_kept_dims
 from emu.backends.astra.trace import format_trace
 from emu.cluster.plan import make_plan
-from emu.config.check import overridden
+from emu.config.kinds import overridden
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.base import BatchShape

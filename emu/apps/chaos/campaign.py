@@ -39,9 +39,11 @@ from emu.log import Format, Level, Log, make_log
 from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.rng import rng_stream
-from emu.runs.runner import prepare, told_every
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.keys import Keys
+from emu.runs.progress import told_every
+from emu.runs.store import Store, kept_results
 from emu.units import NS_PER_S
+from emu.world import prepare
 
 # --- many seeds on all cores ----------------------------------------------------------------------
 

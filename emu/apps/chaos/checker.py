@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import AutoscaleTable, BlitzTable, HpaTable
 
 # --------------------------------------------------------------------------------------------------
 # I14, as seen from outside: what a planner may not decide, however wrong its metrics are.
@@ -60,9 +60,9 @@ class PlanWatch:
         changes = {role: int(change) for role, change in _CHANGE.findall(head)}
         figures = {name: float(value) for name, value in _FIGURE.findall(head)}
         table = self._table
-        if table.planner == "hpa":
-            yield from self._pods(at_ns, changes.get("colocated", 0), figures)
-        elif table.planner in ("blitz", "paper"):
+        if isinstance(table, HpaTable):
+            yield from self._pods(table, at_ns, changes.get("colocated", 0), figures)
+        elif isinstance(table, BlitzTable):
             for role, count, least, most in (
                 ("prefill", figures["P"], table.min_prefill, table.max_prefill),
                 ("decode", figures["D"], table.min_decode, table.max_decode),
@@ -72,8 +72,10 @@ class PlanWatch:
                 if change < -1 and count + change != most:
                     yield f"I14: {change} {role} replicas at once: {head}"
 
-    def _pods(self, at_ns: int, change: int, figures: Mapping[str, float]) -> Iterator[str]:
-        table, count = self._table, figures["ready"] + figures["loading"]
+    def _pods(
+        self, table: HpaTable, at_ns: int, change: int, figures: Mapping[str, float]
+    ) -> Iterator[str]:
+        count = figures["ready"] + figures["loading"]
         yield from _bounds("colocated", count, change, table.min_replicas, table.max_replicas)
         since_ns = at_ns - round(table.scale_down_stabilization_s * 1e9)
         self._wanted = [note for note in self._wanted if note[0] >= since_ns]

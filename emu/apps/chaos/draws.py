@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from emu.config.check import unions
 from emu.config.faultkinds import FAULT_KINDS
+from emu.config.fleet import expand_models
+from emu.config.kinds import unions
 from emu.config.load import config_from_dict
 from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
-from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
 from emu.features.base import Feature
 from emu.features.modes import CACHED_STATES, OTHER_BACKEND, OUTSIDE, STAGES, WINDOWS
@@ -608,7 +608,7 @@ def _overrides(rng: Rng, tables: Tables) -> None:
     if "data_parallel_group" in group or not chance(rng, 0.3):
         return
     policy = tables["scheduler"]["policy"]
-    fields = unions()[SchedulerTable].kinds[policy].__struct_fields__
+    fields = unions()[SchedulerTable].keys(policy)
     figures = {"max_num_seqs": 3, "batch_size_cap": 3, "gpu_memory_utilization": 0.92}
     group["scheduler"] = {key: value for key, value in figures.items() if key in fields}
     if chance(rng, 0.5):

@@ -10,10 +10,12 @@ from typing import Final
 
 from emu.apps.chaos.draws import Tables, chance, features_in, pick
 from emu.config.names import ENGINES
+from emu.config.schema import FcfsTable, LightLlmTable, SglangTable
+from emu.config.tables import tag_of
 from emu.rng import rng_stream
 
 _PART: Final = 0.4
-_KEPT: Final = ("fcfs", "lightllm")
+_KEPT: Final = (tag_of(FcfsTable), tag_of(LightLlmTable))
 """Schedulers with a queue of the cluster, and with keys that few worlds have."""
 _SHARED: Final = ("num_blocks", "leap")
 
@@ -33,7 +35,7 @@ def draw_sglang(seed: int, tables: Tables) -> None:
         return
     tables["engine"] = {"name": "sglang", "version": pick(rng, ENGINES["sglang"].versions)}
     tables["scheduler"] = {key: had[key] for key in _SHARED if key in had} | {
-        "policy": "sglang",
+        "policy": tag_of(SglangTable),
         "page_size": had["block_size"],
         "max_running_requests": int(pick(rng, (2, 8, 64))),
         "chunked_prefill_size": int(pick(rng, (-1, 0, 64, 512, 2048))),

@@ -15,9 +15,18 @@ from emu.apps.chaos.draws import (
     keeps_other_things,
     pick,
 )
-from emu.config.check import unions
+from emu.config.kinds import unions
 from emu.config.presets import PRESETS
-from emu.config.schema import SchedulerTable
+from emu.config.schema import (
+    FcfsTable,
+    HpaTable,
+    LightLlmTable,
+    PaperTable,
+    SarathiTable,
+    SchedulerTable,
+    VllmV0Table,
+)
+from emu.config.tables import tag_of
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
@@ -43,7 +52,7 @@ def draw_scaling(rng: Rng, tables: Tables) -> None:
         if roles == {"prefill", "decode"} and not is_apart and chance(rng, 0.1):
             tables["autoscale"] = {"preset": pick(rng, ("distserve_full", "distserve_half"))}
         return
-    is_pool = table.get("planner") == "hpa"
+    is_pool = table.get("planner") == tag_of(HpaTable)
     if chance(rng, 0.25):
         preset = "hpa" if is_pool else pick(rng, LIVE_PRESETS)
         kept = {} if preset != "hpa" else {"tick_ms": float(pick(rng, (20.0, 500.0)))}
@@ -51,7 +60,7 @@ def draw_scaling(rng: Rng, tables: Tables) -> None:
             table.pop(key, None)
         table |= {"preset": preset, **kept}
     elif not is_pool and chance(rng, 0.3):
-        table["planner"] = "paper"
+        table["planner"] = tag_of(PaperTable)
     if is_pool and chance(rng, 0.4):
         table["scale_up_stabilization_s"] = float(pick(rng, (0.1, 0.5)))
     if not chance(rng, 0.3):
@@ -123,7 +132,7 @@ def _served_model(
     model |= {key: pick(rng, values) for key, values in drawn.items() if chance(rng, 0.25)}
     if is_scaled and chance(rng, 0.4):
         table = tables["autoscale"]
-        if table.get("planner") == "hpa":
+        if table.get("planner") == tag_of(HpaTable):
             model["autoscale"] = {"min_replicas": int(pick(rng, (0, 1))), "idle_s": 0.2}
         else:
             least = int(pick(rng, (0, 1)))
@@ -285,9 +294,9 @@ _SCHEDULER_OF_OTHERS: Final[Values] = {
     "max_waiting_iters": (1, 3),
 }
 _QUIRKS: Final[Values] = {
-    "vllm_v0": ("evict_without_need", "oversized_restart_blocks"),
-    "sarathi": ("evict_without_need", "sarathi_unsorted_victims"),
-    "lightllm": ("oversized_restart_blocks",),
+    tag_of(VllmV0Table): ("evict_without_need", "oversized_restart_blocks"),
+    tag_of(SarathiTable): ("evict_without_need", "sarathi_unsorted_victims"),
+    tag_of(LightLlmTable): ("oversized_restart_blocks",),
 }
 """Defects of the originals that the judge can live with: it knows no request whose length changes,
 and no head that blocks its queue forever."""
@@ -496,20 +505,20 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
 def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     scheduler = tables["scheduler"]
     policy = scheduler["policy"]
-    fields = unions()[SchedulerTable].kinds[policy].__struct_fields__
+    fields = unions()[SchedulerTable].keys(policy)
     values = dict(_SCHEDULER)
     for feature in all_features():
         values |= feature.values
     drawn = _some(rng, {**values, **_SCHEDULER_OF_OTHERS}, 0.2)
     for feature in all_features():
         feature.draw_keys(rng, tables, drawn)
-    if policy == "fcfs":
+    if policy == tag_of(FcfsTable):
         drawn.pop("skip_blocked", None)
     scheduler |= {key: value for key, value in drawn.items() if key in fields}
     if policy in _QUIRKS and chance(rng, 0.3):
         scheduler["faithful"] = [quirk for quirk in _QUIRKS[policy] if chance(rng, 0.6)]
     if chance(rng, 0.15):
-        scheduler["order"] = "deadline" if policy != "fcfs" else "arrival"
+        scheduler["order"] = "deadline" if policy != tag_of(FcfsTable) else "arrival"
         for line in lines:
             for turn in line.get("sub_requests", [line]):
                 if chance(rng, 0.6):

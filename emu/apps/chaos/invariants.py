@@ -14,8 +14,8 @@ from emu.faults.census import census, splits
 from emu.replica.states import CLOSED, ReplicaState
 
 if TYPE_CHECKING:
-    from emu.cluster.cluster import Cluster
     from emu.replica.view import ReplicaHandle
+    from emu.world import Cluster
 
 S = ReplicaState
 _OPEN: Final = (S.DECODE,)

@@ -17,8 +17,8 @@ import msgspec
 
 from emu.apps.chaos.trial import REFUSED, run_world, world_config
 from emu.apps.chaos.worlds import World
+from emu.cluster.prepare import prepare
 from emu.process.interrupts import scratch
-from emu.runs.runner import prepare
 
 T = TypeVar("T")
 TRIALS_MAX: Final = 400

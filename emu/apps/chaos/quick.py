@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
+from emu.cluster.prepare import prepare
 from emu.config.schema import Config
-from emu.runs.runner import prepare
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload
 

@@ -16,11 +16,10 @@ from rich.console import Console
 from emu.apps.chaos.minimize import Shrinking
 from emu.apps.chaos.trial import REFUSED, Verdict
 from emu.config.load import effective_dict
-from emu.config.schema import Config
-from emu.config.tables import LimitsTable
+from emu.config.schema import Config, LimitsTable
 from emu.process.interrupts import held
 from emu.runs.inputs import named_plugins
-from emu.runs.runner import told_every
+from emu.runs.progress import told_every
 
 TOLD_EVERY_S: Final = 10.0
 _PROBLEMS_MAX: Final = 5

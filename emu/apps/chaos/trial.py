@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import functools
-import gc
 import hashlib
+import io
 import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -26,23 +27,22 @@ from emu.apps.chaos.truth.policies import Handover, Planners, Policies, Routing
 from emu.apps.chaos.truth.transfers import Routes, Transfers
 from emu.apps.chaos.truth.windows import Deadlines, Windows
 from emu.apps.chaos.worlds import World
-from emu.cluster.audit import leaks, run_facts
-from emu.cluster.cluster import Cluster
-from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan
-from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
+from emu.config.check import struct_of, table_info, unwrap, whole_schema
+from emu.config.kinds import unions
 from emu.config.load import config_from_dict
-from emu.config.schema import Config
+from emu.config.schema import Config, PrefixAwareTable
+from emu.config.tables import tag_of
 from emu.errors import EmuError, InputError, InvariantViolation
 from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
-from emu.process.interrupts import scratch, sent_to
+from emu.process.interrupts import scratch
 from emu.replica.states import ReplicaState as S
 from emu.report.history import History
 from emu.report.summary import build_summary, plain_summary
-from emu.runs.runner import prepare, run_in_kernel
+from emu.world import Cluster, Outcome, Ports, emulate, prepare
+from emu.world import World as EmulatedWorld
 
 # --- coverage: keys of the schema, kinds of faults by the part that they struck -------------------
 # `schema_keys` reads every key off the tables of the configuration, `keys_of` those of one world;
@@ -53,6 +53,8 @@ _OUTSIDE: Final = "names a file from outside, which no seed can make"
 _TRIAL: Final = "the trial says itself what is written, for its judge"
 _PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
 _WHOLE: Final = "the engine is drawn for the whole world"
+_OWN: Final = "keys of a class of the user's own"
+_CACHES: Final = "chooses by what caches hold, which no judge restates"
 _ONE: Final = "has a single word; any other is a class of the user's own"
 
 NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
@@ -85,6 +87,14 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
         ),
         **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
         **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
+        **dict.fromkeys(
+            (
+                *("router.admission_own", "router.decode_policy_own", "migration.own"),
+                "latency.expert_routing_own",
+            ),
+            _OWN,
+        ),
+        f"router.policy={tag_of(PrefixAwareTable)}": _CACHES,
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
         **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }
@@ -160,6 +170,7 @@ def schema_keys() -> tuple[str, ...]:
 def _keys_in(table: inspect.StructType, prefix: str) -> Iterator[str]:
     union = unions().get(table.cls)
     if union is not None:
+        yield f"{prefix}{union.key}"
         for name, kind in union.kinds.items():
             yield f"{prefix}{union.key}={name}"
             for item in table_info(kind).fields:
@@ -201,6 +212,8 @@ def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> 
     if union is not None:
         kind = union.kind_of(given)
         yield f"{prefix}{union.key}={given.get(union.key, union.default)}"
+        if union.key in given:
+            yield f"{prefix}{union.key}"
         table = table_info(kind)
     types = {item.encode_name: item.type for item in table.fields}
     for name, value in given.items():
@@ -327,11 +340,21 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 class _Run(msgspec.Struct):
-    cluster: Cluster
+    """What is left of one of its runs."""
+
     outcome: Outcome
     files: dict[str, bytes]
-    history: list[dict[str, Any]]
-    recorder: Recorder
+
+
+class _Trial(NamedTuple):
+    """What both runs of a world have in common."""
+
+    config: Config
+    directory: Path
+    every: int
+    leaps: tuple[bool, ...]
+    break_it: Callable[[Cluster], None] | None
+    log: Log | None
 
 
 def truth_of(
@@ -384,20 +407,8 @@ def run_world(
     try:
         with scratch("emu-chaos-") as directory:
             config = world_config(world, directory)
-            runs = [
-                _run(
-                    config,
-                    world,
-                    directory / f"run{leap:d}",
-                    verdict,
-                    every,
-                    leap,
-                    break_it,
-                    log if leap is leaps[0] else None,
-                )
-                for leap in leaps
-            ]
-            _compare(runs, verdict)
+            trial = _Trial(config, directory, every, leaps, break_it, log)
+            _compare([_run(trial, leap, verdict) for leap in leaps], verdict)
     except InputError as error:
         verdict.problems.append(f"{REFUSED}: {error}")
     except Exception as error:  # an untyped failure is a finding, with its place
@@ -421,86 +432,79 @@ def world_config(world: World, directory: Path) -> Config:
     return config_from_dict(tables)
 
 
-def _run(
-    config: Config,
-    world: World,
-    directory: Path,
-    verdict: Verdict,
-    every: int,
-    leap: bool,
-    break_it: Callable[[Cluster], None] | None,
-    log: Log | None,
-) -> _Run:
+def _run(trial: _Trial, leap: bool, verdict: Verdict) -> _Run:
+    config, directory = trial.config, trial.directory / f"run{leap:d}"
     directory.mkdir()
     plan, workload = prepare(config, "chaos")
-    recorder = Recorder(directory, config.output, log)
-    history = recorder.history = History(follows_steps=not leap)
-    found: list[tuple[Cluster, Outcome, Checker]] = []
-    interrupts: list[KeyboardInterrupt] = []
+    history = History(follows_steps=not leap)
+    log = trial.log if leap is trial.leaps[0] else None
+    ports = Ports(log=log, history=history, leap=None if leap else False)
+    checkers: list[Checker] = []
 
-    async def main(make_kernel: Callable[..., Kernel]) -> None:
-        def interrupt() -> None:
-            interrupts.append(KeyboardInterrupt())
-            kernel.fail(interrupts[-1])
+    def make(kernel: Kernel) -> EmulatedWorld:
+        made = EmulatedWorld(plan, workload, directory, ports, kernel)
+        cluster = made.cluster
+        check = partial(validate_world, cluster)
+        checkers.append(Checker(kernel, trial.every, lambda quiet: check(is_quiet=quiet)))
+        if trial.break_it is not None:
+            trial.break_it(cluster)
+        return made
 
-        kernel = make_kernel(events_per_instant_max=config.limits.events_per_instant)
-        cluster = Cluster(
-            plan,
-            workload,
-            recorder,
-            has_prefixes=workload.has_prefixes,
-            kernel=kernel,
-            leap=None if leap else False,
-        )
-        checker = Checker(
-            kernel, every, lambda is_quiet: validate_world(cluster, is_quiet=is_quiet)
-        )
-        if break_it is not None:
-            break_it(cluster)
-        with sent_to(kernel, interrupt):
-            outcome = await cluster.run()
-        found.append((cluster, outcome, checker))
-
-    gc.disable()
-    try:
-        run_in_kernel(plan, main)
-    finally:
-        gc.enable()
-    recorder.close()
-    if interrupts:  # also if the run was over by then
-        recorder.requests.discard()
-        raise interrupts[0]
-    cluster, outcome, checker = found[0]
+    emulated = emulate(plan, make)
+    outcome = emulated.outcome
+    assert outcome is not None
+    if isinstance(outcome.error, KeyboardInterrupt):
+        emulated.discard()
+        raise outcome.error
+    emulated.recorder.close()
     verdict.work += outcome.events + len(history.records)
-    is_whole = outcome.error is None
-    _judge_end(cluster, outcome, verdict)
-    stats = recorder.requests.finish(partial=not is_whole)
-    summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
-    files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
-    files["summary.json"] = msgspec.json.encode(plain_summary(summary))
-    most = max(replica.more_tokens for replica in plan.replicas)
-    scalers = cluster.scalers
-    scaling = {"" if len(scalers) == 1 else s.name: s.table for s in scalers if s.is_active}
-    judge = Judge(scaling, 1 + most)
-    judge.read(history.records)
-    if is_whole:
-        judge.end()
-        judge.compare(directory / "requests.csv")
-        judge.compare_summary(msgspec.json.decode(files["summary.json"]))
-    verdict.problems += judge.problems
-    if is_whole and not leap:
-        with (directory / "requests.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    _judge_end(emulated, outcome, verdict)
+    files = _files_of(emulated, directory)
+    _judge_history(emulated, history.records, files, verdict)
+    if outcome.error is None and not leap:
+        rows = list(csv.DictReader(io.StringIO(files["requests.csv"].decode(), newline="")))
         said = msgspec.json.decode(files["summary.json"])
         verdict.problems += truth_of(config, plan, history.records, rows, said)
-    recorder.requests.discard()
+    emulated.discard()
     if leap or not verdict.events:
-        _count(verdict, cluster, outcome, history.records, files)
-        verdict.checks = checker.checks
-    return _Run(cluster, outcome, files, history.records, recorder)
+        _count(verdict, emulated.cluster, outcome, history.records, files)
+        verdict.checks = checkers[0].checks
+    return _Run(outcome, files)
 
 
-def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
+def _files_of(emulated: EmulatedWorld, directory: Path) -> dict[str, bytes]:
+    """What it wrote, as far as it is whole, and its summary."""
+    cluster, recorder, outcome = emulated.cluster, emulated.recorder, emulated.outcome
+    assert outcome is not None
+    is_whole = outcome.error is None
+    stats = recorder.requests.finish(partial=not is_whole)
+    summary = build_summary(stats, recorder.gaps.finish(), emulated.facts(), cluster.config.slo)
+    files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
+    files["summary.json"] = msgspec.json.encode(plain_summary(summary))
+    return files
+
+
+def _judge_history(
+    emulated: EmulatedWorld,
+    records: Sequence[Record],
+    files: Mapping[str, bytes],
+    verdict: Verdict,
+) -> None:
+    """The history agrees with itself and, if the run is whole, with its files."""
+    scalers, outcome = emulated.cluster.scalers, emulated.outcome
+    assert outcome is not None
+    most = max(replica.more_tokens for replica in emulated.plan.replicas)
+    scaling = {"" if len(scalers) == 1 else s.name: s.table for s in scalers if s.is_active}
+    judge = Judge(scaling, 1 + most)
+    judge.read(records)
+    if outcome.error is None:
+        judge.end()
+        judge.compare(emulated.directory / "requests.csv")
+        judge.compare_summary(msgspec.json.decode(files["summary.json"]))
+    verdict.problems += judge.problems
+
+
+def _judge_end(emulated: EmulatedWorld, outcome: Outcome, verdict: Verdict) -> None:
     """A run ends with every request at its end and all books at zero."""
     error = outcome.error
     if error is not None:
@@ -511,7 +515,7 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
         )
         if verdict.story:
             return  # the run with leaps has told its own
-        verdict.story += rest or cluster.story()
+        verdict.story += rest or emulated.cluster.story()
         if not isinstance(error, EmuError):
             verdict.story += [
                 part
@@ -519,8 +523,8 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
                 for part in line.splitlines()
             ]
         return
-    verdict.problems += [f"at the end: {line}" for line in leaks(cluster)]
-    verdict.problems += [f"at the end: {line}" for line in validate_world(cluster)]
+    verdict.problems += [f"at the end: {line}" for line in emulated.leaks()]
+    verdict.problems += [f"at the end: {line}" for line in validate_world(emulated.cluster)]
 
 
 def _count(

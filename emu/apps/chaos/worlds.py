@@ -20,8 +20,25 @@ from emu.apps.chaos.draws import (
 )
 from emu.apps.chaos.drawsglang import draw_sglang
 from emu.apps.chaos.drawwide import draw_wide
-from emu.config.check import unions
-from emu.config.schema import SchedulerTable
+from emu.config.kinds import KINDS, Struct, unions
+from emu.config.rules import drop_idle
+from emu.config.schema import (
+    FasterTransformerTable,
+    FcfsTable,
+    HpaTable,
+    LeastOutstandingTable,
+    LightLlmTable,
+    LoadTable,
+    OrcaTable,
+    RandomTable,
+    RoundRobinTable,
+    RouterTable,
+    SarathiTable,
+    SchedulerTable,
+    VllmTable,
+    VllmV0Table,
+)
+from emu.config.tables import tag_of
 from emu.rng import rng_stream
 
 # --- worlds in which the rarest things are common: live loads, drains, spares not closed yet ------
@@ -29,6 +46,8 @@ from emu.rng import rng_stream
 # replica in it: weights that arrive slowly while a helper shares the work, replicas that give their
 # requests away, spares that stand still. What a scene does not need is drawn as anywhere else.
 
+FCFS: Final = tag_of(FcfsTable)
+HPA: Final = tag_of(HpaTable)
 SHARE: Final = 0.4
 """Of wide worlds."""
 _AT_S: Final = (0.001, 0.02, 0.1, 0.3, 0.8)
@@ -65,8 +84,12 @@ class Scene:
                 "per_token_us": float(pick(rng, (50.0, 100.0))),
                 "per_context_token_us": float(pick(rng, (0.0, 0.1))),
             },
-            "scheduler": {"policy": "fcfs", "num_blocks": 4000, "request_token_budget": 4096},
-            "router": {"policy": "load"},
+            "scheduler": {
+                "policy": FCFS,
+                "num_blocks": 4000,
+                "request_token_budget": 4096,
+            },
+            "router": {"policy": tag_of(LoadTable)},
             "workload": {"oversized": "reject"},
             "recovery": {},
             "network": {"kv_transfer": pick(rng, ("layerwise", "blocking"))},
@@ -286,7 +309,8 @@ def _drains(scene: Scene) -> None:
         leaving = leaving[1:]
         back = dict.fromkeys(leaving, "to_colocated")
     scene.machines((5.0, 10.0, 25.0))
-    scene.tables["scheduler"]["policy"] = policy = pick(rng, ("fcfs", "vllm"))
+    kinds = (FcfsTable, VllmTable)
+    scene.tables["scheduler"]["policy"] = policy = pick(rng, tuple(tag_of(kind) for kind in kinds))
     if policy == "vllm":
         del scene.tables["scheduler"]["request_token_budget"]
     scene.requests(0.0, (200, 1500), (20, 60, 120), int(rng.integers(12, 30)))
@@ -362,7 +386,7 @@ def _loads(scene: Scene) -> None:
     if is_pool:
         serving, idle = scene.replicas(colocated=1, inactive=3)
         scaling: Tables = {
-            "planner": "hpa", "metric": "concurrency", "target_value": 4.0, "tick_ms": 20.0,
+            "planner": HPA, "metric": "concurrency", "target_value": 4.0, "tick_ms": 20.0,
             "executor": "serverless", "loader": pick(rng, ("disk", "host")),
             "scale_down_stabilization_s": 0.5,
         }  # fmt: skip
@@ -393,7 +417,7 @@ def _copies(scene: Scene) -> None:
     scene.replicas(colocated=1, inactive=int(pick(rng, (1, 2, 3))))
     scene.machines((100.0,))
     scene.tables["autoscale"] = {
-        "planner": "hpa",
+        "planner": HPA,
         "metric": pick(rng, ("concurrency", "queue")),
         "target_value": 3.0,
         "tick_ms": 20.0,
@@ -471,16 +495,15 @@ KINDS_OF_CLUSTER: Final = (
 )
 """Colocated: fixed, in a data-parallel group, scaled as a pool. Split: fixed, scaled."""
 SCHEDULERS: Final = (
-    "vllm",
-    "vllm",
-    "fcfs",
-    "fcfs",
-    "vllm_v0",
-    "sarathi",
-    "orca",
-    "lightllm",
-    "faster_transformer",
+    *(tag_of(VllmTable), tag_of(VllmTable), FCFS, FCFS),
+    *(tag_of(VllmV0Table), tag_of(SarathiTable), tag_of(OrcaTable)),
+    *(tag_of(LightLlmTable), tag_of(FasterTransformerTable)),
 )
+ROUTERS: Final = (
+    *(tag_of(LoadTable), tag_of(RoundRobinTable)),
+    *(tag_of(RandomTable), tag_of(LeastOutstandingTable)),
+)
+"""Drawn with each world; others of the registry by a stream of their own."""
 
 
 class World(msgspec.Struct):
@@ -490,6 +513,11 @@ class World(msgspec.Struct):
     lines: list[dict[str, Any]]
     heals: bool
     """Every fault ends and every replica comes back: all requests must end soon after that."""
+
+
+def is_newer(kind: Struct) -> bool:
+    """A router that is drawn by a stream of its own, so that worlds without it stay the same."""
+    return issubclass(kind, RouterTable) and tag_of(kind) not in ROUTERS and not kind.asks
 
 
 def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World:
@@ -504,6 +532,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
         own = tables.get("recovery", {})
         heals = _recovery(rng_stream(seed, "chaos world"), tables)
         tables["recovery"] |= own
+        drop_idle(tables)
         return World(tables | {"faults": faults}, lines, heals)
     rng = rng_stream(seed, "chaos world")
     tables = {"seed": seed}
@@ -522,6 +551,11 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     if "models" in tables and "autoscale" in tables:
         # What is left of a fleet may be too little for the least that each model is to have.
         heals = tables["recovery"]["replace"] = True
+    newer = [name for name, kind in KINDS[RouterTable].kinds.items() if is_newer(kind)]
+    later = rng_stream(seed, "chaos routers")
+    if newer and chance(later, 0.2):
+        tables["router"]["policy"] = pick(later, newer)
+    drop_idle(tables)
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
     if faults:
@@ -576,12 +610,12 @@ def _cluster(rng: Rng, tables: Tables, kind: str) -> None:
 
 
 def _policies(rng: Rng, tables: Tables, kind: str) -> None:
-    policy = "fcfs" if kind == "scaled" and chance(rng, 0.8) else pick(rng, SCHEDULERS)
+    policy = FCFS if kind == "scaled" and chance(rng, 0.8) else pick(rng, SCHEDULERS)
     if kind == "group":
-        policy = "vllm"
+        policy = tag_of(VllmTable)
     tables["scheduler"] = _scheduler(rng, policy)
     tables["router"] = {
-        "policy": pick(rng, ("load", "round_robin", "random", "least_outstanding")),
+        "policy": pick(rng, ROUTERS),
         "max_outstanding": int(pick(rng, (0, 0, 0, 8, 20))),
         "signal_delay_ms": float(pick(rng, (0.0, 0.0, 20.0))),
     }
@@ -640,17 +674,17 @@ def _scheduler(rng: Rng, policy: str) -> Tables:
         "prefix_caching": chance(rng, 0.6),
         "async_scheduling": pick(rng, ("auto", "auto", "on")),
     }
-    if policy == "fcfs":
+    if policy == FCFS:
         drawn["order"] = "arrival"  # as its name says
     # All figures are drawn whatever the policy is, so that a world does not depend on it otherwise.
-    kind = unions()[SchedulerTable].kinds[policy]
-    return {key: value for key, value in drawn.items() if key in kind.__struct_fields__}
+    keys = unions()[SchedulerTable].keys(policy)
+    return {key: value for key, value in drawn.items() if key in keys}
 
 
 def _pool_scaling(rng: Rng) -> Tables:
     return {
         "executor": pick(rng, ("blitz", "serverless")),
-        "planner": "hpa",
+        "planner": HPA,
         "metric": pick(rng, ("kv_utilization", "concurrency", "queue")),
         "target_utilization": 0.3,
         "target_value": float(pick(rng, (1.0, 4.0))),

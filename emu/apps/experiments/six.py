@@ -11,7 +11,7 @@ from typing import Final
 
 from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.config.schema import AutoscaleTable
+from emu.config.schema import OwnPlannerTable
 
 _REPLICAS: Final = 6
 _BACKLOG_TOKENS: Final = 20_000
@@ -22,7 +22,7 @@ class AddSixOnce:
 
     needs_ticks = False
 
-    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+    def __init__(self, table: OwnPlannerTable, rates: Rates) -> None:
         self._wanted = 0
 
     def decide(self, snapshot: Snapshot) -> Demand:

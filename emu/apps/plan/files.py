@@ -24,6 +24,7 @@ from emu.apps.plan.manifests.kubernetes import kubernetes
 from emu.apps.plan.manifests.llm_d import llm_d
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
+from emu.config.schema import VllmTable
 from emu.report.atomic import write_text
 
 
@@ -34,7 +35,7 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
         "plan.json": msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n",
     }
     config = config_from_dict(answer.config)
-    if config.scheduler.policy == "vllm":
+    if isinstance(config.scheduler, VllmTable):
         roles = roles_of(config)
         lines = [f"# {one.role}, {one.numbers} of them\n{shlex.join(one.flags)}\n" for one in roles]
         files["vllm.txt"] = f"# {checkpoint(config.model, answer)}\n" + "\n".join(lines)

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from emu.config.presets import PRESETS
+from emu.config.schema import HpaTable
+from emu.config.tables import tag_of
 from emu.units import ceil_div
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ NOT_SCALED: Final = "none"
 SPAN: Final = 2.0
 """Static clusters that cost up to so many times the best are a start for clusters that scale."""
 SYSTEMS: Final[Mapping[str, str]] = {
-    name: "colocated" if values.get("planner") == "hpa" else "disaggregated"
+    name: "colocated" if values.get("planner") == tag_of(HpaTable) else "disaggregated"
     for name, values in PRESETS.items()
     if values.get("executor") != "none"
 }

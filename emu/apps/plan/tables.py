@@ -130,7 +130,7 @@ def checked_tables(plain: dict[str, Any], question: Question, best: Candidate) -
 
 def _with_settings(tables: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with dotted keys set, as `--set` does."""
-    from emu.config.load import apply_override
+    from emu.config.overrides import apply_override
 
     for text in override_texts(settings):
         apply_override(tables, text)

@@ -31,7 +31,7 @@ def lengths(text: str | int, option: str) -> dict[str, Any]:
     """A distribution of lengths: `512`, `100-2000` (uniform), or keys of a table of lengths."""
     given = str(text).strip()
     if given.isascii() and given.isdigit():
-        return {"distribution": "fixed", "value": int(given), "max": max(int(given), 1)}
+        return {"distribution": "fixed", "value": int(given)}
     low, dash, high = given.partition("-")
     if dash and low.isdigit() and high.isdigit():
         return {"distribution": "uniform", "min": int(low), "max": int(high)}

@@ -1,7 +1,7 @@
 """Live mode: the emulated cluster on the wall clock, behind an OpenAI-compatible server.
 
-world        LiveCluster     the same actors; requests come from clients, tokens go to them
-recording    LiveRecorder    a run's files, and the traffic as a workload that can be replayed
+world        LiveCluster     holds a world; requests come from clients, tokens go to them
+recording    Tape            the traffic as a workload that can be replayed
 protocol     bodies, errors  what clients send, what they get when it is wrong or made to fail
 script       tokenizers      counts, and filler text that counts as stated
 completions  from a call to requests, from tokens to an answer; chats are other forms of it

@@ -10,6 +10,8 @@ from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.handoffs import Handoffs
 from emu.apps.serve.kv_events import KvEvents
 from emu.apps.serve.service import Service
+from emu.config.schema import FcfsTable
+from emu.config.tables import tag_of
 from emu.errors import InputError
 
 
@@ -46,7 +48,7 @@ class Fleet:
 
 def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:
     """Raises InputError for what a fleet cannot be made of."""
-    if policy == "fcfs":
+    if policy == tag_of(FcfsTable):
         problem = "a fleet's requests have a replica each; fcfs has one queue for all"
         raise InputError(source, None, "scheduler.policy", problem)
     if base_port and base_port + plan_replicas > 65_536:

@@ -19,13 +19,15 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict
-from emu.config.schema import CommandTable, Config, FaultTable, OutputTable
+from emu.config.schema import CommandTable, Config, FaultTable
+from emu.replica.states import ReplicaState, Writer
+from emu.replica.view import ReplicaHandle
 from emu.report.atomic import write_text
 from emu.request import Request
 from emu.units import NS_PER_S
 from emu.workload.items import Line
+from emu.world import Observer
 
 TABLES_MAX: Final = 100_000
 """Commands and faults of one recording."""
@@ -151,41 +153,33 @@ _SCENARIO_HEAD: Final = (
 )
 
 
-class LiveRecorder(Recorder):
-    """A run's recorder that also keeps the traffic, and says when a request has ended."""
+Event = dict[str, object]
+"""What the live page is told."""
 
-    def __init__(
-        self,
-        directory: Path,
-        table: OutputTable,
-        traffic: TrafficLog,
-        replay: ReplayFile,
-        *,
-        models: Sequence[str] = (),
-    ) -> None:
-        super().__init__(directory, table, models=models)
+
+class Tape(Observer):
+    """Keeps the traffic of a live world, and tells the page what happens."""
+
+    def __init__(self, traffic: TrafficLog, replay: ReplayFile) -> None:
         self.traffic = traffic
         self.replay = replay
-        self.on_end: Callable[[Request], None] = _nobody
         self.transition_counts: dict[tuple[str, str], int] = {}
         self.lost_counts: dict[str, int] = {}
         """Requests whose KV is gone, by reason."""
-        self.on_event: Callable[[dict[str, Any]], None] = _nobody_listens
+        self.on_event: Callable[[Event], None] = _nobody_listens
 
-    def terminal(self, request: Request, at_ns: int) -> None:
-        """A request has ended: write its rows and its line, and tell the observer."""
-        super().terminal(request, at_ns)
+    def ended(self, request: Request, at_ns: int) -> None:
+        """A request has ended: write its line."""
         self.traffic.ended(request)
-        self.on_end(request)
 
     def lost(self, request: Request, reason: str, at_ns: int) -> None:
         """A request's KV is gone."""
-        super().lost(request, reason, at_ns)
         self.lost_counts[reason] = self.lost_counts.get(reason, 0) + 1
 
-    def moved(self, replica: Any, before: Any, writer: Any, cause: str, at_ns: int) -> None:
+    def moved(
+        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
         """A replica has changed its state."""
-        super().moved(replica, before, writer, cause, at_ns)
         pair = (before.value, replica.state.value)
         self.transition_counts[pair] = self.transition_counts.get(pair, 0) + 1
         self.on_event(
@@ -202,41 +196,27 @@ class LiveRecorder(Recorder):
 
     def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
         """A fault has struck."""
-        super().fault(at_ns, kind, target, text, replica_id)
         self.on_event({"event": "fault", "at_s": at_ns / NS_PER_S, "kind": kind, "target": target})
 
     def fault_over(self, at_ns: int, kind: str, target: str) -> None:
         """A fault that lasted is over."""
-        super().fault_over(at_ns, kind, target)
         at_s = at_ns / NS_PER_S
         self.on_event({"event": "fault_over", "at_s": at_s, "kind": kind, "target": target})
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a command, a load that is complete."""
-        super().noted(at_ns, kind, target, text)
         if kind != "fault over":  # `fault_over` has said so
             at_s = at_ns / NS_PER_S
             self.on_event(
                 {"event": "note", "at_s": at_s, "kind": kind, "target": target, "text": text}
             )
 
-    def flush(self) -> None:
-        """Let what has happened so far be seen in the files (not more often than once a second)."""
-        self.traffic.flush()
-        for log in (self.transitions, self.marks, self.series, self.per_replica):
-            log.file.flush()
-
     def close(self) -> None:
         """Write what is still in buffers."""
-        super().close()
         self.traffic.close()
 
 
-def _nobody(request: Request) -> None:
-    """No stream is open yet."""
-
-
-def _nobody_listens(event: dict[str, Any]) -> None:
+def _nobody_listens(event: Event) -> None:
     """No page is open yet."""
 
 

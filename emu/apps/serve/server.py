@@ -20,7 +20,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,17 +38,15 @@ from emu.apps.serve.kv_events import KvEvents, wire_of
 from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.pace import STRICT_REQUESTS_MIN, Adapter
 from emu.apps.serve.ports import BACKLOG, Dispatch, ReplicaPorts, bind, port_of
-from emu.apps.serve.recording import LiveRecorder, ReplayFile, TrafficLog
+from emu.apps.serve.recording import ReplayFile, Tape, TrafficLog
 from emu.apps.serve.service import Service, served_names, weights_from_host_s
 from emu.apps.serve.snapshot import snapshot
 from emu.apps.serve.tokenizer import make_tokenizer
 from emu.apps.serve.tokenizer_files import write_tokenizer
 from emu.apps.serve.world import LiveCluster, live_config
-from emu.cluster.audit import final_error
-from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, make_plan
-from emu.config.check import placing
 from emu.config.load import load_config
+from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
@@ -56,7 +54,8 @@ from emu.log import make_log
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
-from emu.runs.runner import host_facts, next_free, write_results
+from emu.runs.run_json import Began, run_json
+from emu.runs.runner import next_free
 from emu.units import NS_PER_S, s_to_ns
 
 _TICK_S: Final = 0.1
@@ -82,6 +81,10 @@ def _Protocol(intake: Intake, head_timeout_s: float) -> Any:
     return partial(LiveProtocol, intake=intake, head_timeout_s=head_timeout_s)
 
 
+Announce = Callable[["LiveServer"], None]
+"""Called when clients can connect."""
+
+
 class LiveServer:
     """A server from its configuration to its results."""
 
@@ -103,7 +106,7 @@ class LiveServer:
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
         self.service: Service | None = None
         self.port = options.port
-        self._started = (time.perf_counter(), time.process_time())
+        self._began = Began.now()
         self._group: TaskGroup | None = None
         self._has_told = False
         self.fleet: Fleet | None = None
@@ -111,7 +114,7 @@ class LiveServer:
         self._endpoint_sockets: list[socket.socket] = []
 
     # --- running ------------------------------------------------------------------------------
-    async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
+    async def run(self, *, announce: Announce | None = None, handle_signals: bool = True) -> None:
         """Serve until a signal (or `stop`), then write the results.
 
         `announce(self)` is called when clients can connect. Raises what the emulation raised.
@@ -123,10 +126,10 @@ class LiveServer:
         with sent_to(asyncio.get_running_loop(), self._on_signal):
             await self._run(announce)
 
-    async def _run(self, announce: Any) -> None:
+    async def _run(self, announce: Announce | None) -> None:
         listening = bind(self.options.host, self.options.port, "--host, --port")
         self.port = port_of(listening)
-        recorder: LiveRecorder | None = None
+        cluster: LiveCluster | None = None
         files: RunDirectory | None = None
         try:
             if self.options.fleet:
@@ -136,20 +139,21 @@ class LiveServer:
             files = RunDirectory(self.directory / "run")
             names = served_names(self.plan)
             limit = int(self.options.max_recording_mib * 2**20)
-            recorder = LiveRecorder(
-                files.staging,
-                self.config.output,
+            tape = Tape(
                 TrafficLog(self.directory / "workload.jsonl", limit, models=names),
                 ReplayFile(self.directory / "replay.toml", self.config),
-                models=names,
             )
-            recorder.log = make_log(self.options.log_level, self.options.log_format)
-            outcome, cluster = await self._serve(listening, recorder, announce)
-            self._publish(files, recorder, cluster, outcome)
+            clock = WallKernel(
+                speed=self.options.speed,
+                events_per_instant_max=self.config.limits.events_per_instant,
+            )
+            log = make_log(self.options.log_level, self.options.log_format)
+            cluster = LiveCluster(self.plan, files.staging, tape, clock, log)
+            await self._serve(listening, cluster, announce)
+            self._publish(files, cluster)
         except BaseException:
-            if recorder is not None:
-                recorder.close()
-                recorder.requests.discard()
+            if cluster is not None:
+                cluster.world.discard()
             if files is not None:
                 files.discard()
             raise
@@ -159,13 +163,8 @@ class LiveServer:
                 endpoint.close()
 
     async def _serve(
-        self, listening: socket.socket, recorder: LiveRecorder, announce: Any
-    ) -> tuple[Outcome, LiveCluster]:
-        kernel = WallKernel(
-            speed=self.options.speed, events_per_instant_max=self.config.limits.events_per_instant
-        )
-        caching = any(r.scheduler.caches_prefixes for r in self.plan.replicas)
-        cluster = LiveCluster(self.plan, recorder, kernel, has_prefixes=caching)
+        self, listening: socket.socket, cluster: LiveCluster, announce: Announce | None
+    ) -> None:
         service = self.service = Service(
             cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
         )
@@ -186,15 +185,13 @@ class LiveServer:
                 timeout_graceful_shutdown=int(_CLOSE_S),
             )
         )
-        kept: list[Outcome] = []
         ended = asyncio.Event()
         async with contextlib.AsyncExitStack() as last, anyio.create_task_group() as group:
             if self.fleet is not None and self.fleet.events is not None:
                 last.callback(self.fleet.events.close)  # after the tasks that publish and answer
 
             async def emulate() -> None:
-                outcome = await cluster.run()
-                kept.append(outcome)
+                outcome = await cluster.world.live()
                 cluster.end_open(outcome.error)
                 service.is_draining = True
                 service.hub.close()
@@ -216,10 +213,9 @@ class LiveServer:
                 _drop_connections(server)
                 if ports is not None:
                     ports.close()
-            cluster.close()
+            cluster.close_door()
             await ended.wait()
             group.cancel_scope.cancel()
-        return kept[0], cluster
 
     def _make_fleet(self, service: Service, dispatch: Dispatch) -> ReplicaPorts:
         """Endpoints, and their ports."""
@@ -283,7 +279,7 @@ class LiveServer:
             if ticks % ticks_per_snapshot == 0 and service.hub.listeners:
                 service.hub.publish(snapshot(service))
             if ticks % _TICKS_PER_FLUSH == 0:
-                service.cluster.tape.flush()
+                service.cluster.flush()
 
     def _adapt(self, service: Service, adapter: Adapter) -> None:
         before = service.speed
@@ -332,28 +328,26 @@ class LiveServer:
                 cluster.leave_all()
                 deadline_s = float("inf")
             await asyncio.sleep(0.02)
-        cluster.close()
+        cluster.close_door()
 
-    def _publish(
-        self, files: RunDirectory, recorder: LiveRecorder, cluster: LiveCluster, outcome: Outcome
-    ) -> None:
+    def _publish(self, files: RunDirectory, cluster: LiveCluster) -> None:
         """Write the results, as a run does."""
-        recorder.close()
-        error = final_error(cluster, outcome.error)
-        pace, service = cluster.pace, self.service
+        pace, service, world = cluster.pace, self.service, cluster.world
         assert service is not None
-        if error is None and self.options.strict_pace and pace.is_late:
-            error = PaceLost(pace.sentence())
-        summary = write_results(
-            files.staging, cluster, recorder, error, rows=recorder.traffic.lines
-        )
+        assert world.outcome is not None
+        world.close()
+        if world.error is None and self.options.strict_pace and pace.is_late:
+            world.error = PaceLost(pace.sentence())
+        summary = world.write_results(cluster.tape.traffic.lines)
         summary.pace = pace.summary(self.options.speed, service.speed_changes)
         write_summary(files.staging / "summary.json", summary)
-        text = host_facts(self.config, self.plan, self.source, files.final, outcome, *self._started)
+        text = run_json(
+            self.config, self.plan, self.source, files.final, world.outcome, self._began
+        )
         write_text(files.staging / "run.json", text)
-        if error is not None:
+        if world.error is not None:
             files.publish_partial()
-            raise error
+            raise world.error
         files.publish()
         if self.config.output.report:
             from emu.report.run_page import write_report

@@ -23,11 +23,11 @@ from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.trends import Trends
 from emu.apps.serve.world import LiveCluster
 from emu.cluster.plan import Plan
+from emu.cluster.prepare import holds_for
 from emu.config.schema import CommandTable
 from emu.process.prepared import prepared
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
-from emu.runs.runner import holds_for
 from emu.units import NS_PER_S
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 Owns the open exchanges (one per HTTP call) and the statistics that `/metrics` and the page show.
 The actors are those of every run; the kernel is a `WallKernel`, and whatever comes from outside
 enters through `kernel.enter`. An open server counts as one pending client of the gateway, so that
-an idle cluster does not end; `close` takes it away and the run ends with the last request.
+an idle cluster does not end; `close_door` takes it away and the run ends with the last request.
 
 Memory. A choice keeps counters, not tokens: a client that reads slowly costs its socket buffer
 and no more. Finished exchanges are forgotten.
@@ -16,25 +16,26 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
 from emu.apps.serve.pace import Pace
-from emu.apps.serve.recording import LiveRecorder
+from emu.apps.serve.recording import Tape
 from emu.apps.serve.script import Script
-from emu.cluster.cluster import Cluster
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
 from emu.kernel.clock import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
+from emu.log import Log
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
-from emu.replica.ports import BatchSink
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, StageSpan
 from emu.units import NS_PER_S
 from emu.workload.session import NOTHING_FOLLOWS, Following
+from emu.world import Observer, Ports, World
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -63,7 +64,7 @@ RECENT: Final = 512
 """Completed requests that the page's percentiles are taken from."""
 
 
-class Observer(Protocol):
+class Watching(Protocol):
     """Something that is told what happens to requests."""
 
     def on_end(self, request: Request) -> None:
@@ -385,36 +386,57 @@ class Exchange:
         return None
 
 
-class LiveCluster(Cluster):
-    """A cluster on the wall clock."""
+class LiveCluster(Observer):
+    """A world on the wall clock, and the exchanges that are open with its clients.
 
-    streams = True
-    kernel: WallKernel
+    It is the world's source of tokens for clients, and an observer of ends and transfers.
+    """
 
     def __init__(
-        self, plan: Plan, recorder: LiveRecorder, kernel: WallKernel, *, has_prefixes: bool
+        self, plan: Plan, directory: Path, tape: Tape, clock: WallKernel, log: Log | None
     ) -> None:
-        super().__init__(
-            plan, _NoSource(), recorder, has_prefixes=has_prefixes, kernel=kernel, leap=False
-        )
-        self.tape = recorder
-        self.has_prefixes = has_prefixes
+        """`directory`: of the files that every run has."""
+        self.plan = plan
+        self.tape = tape
+        self.kernel = clock
+        self.has_prefixes = any(r.scheduler.caches_prefixes for r in plan.replicas)
         self.stats = Statistics()
         self.engines = [Statistics() for _ in plan.replicas]
         """The same, of each replica: a request counts where it ended."""
         is_one = len(plan.models) == 1
         self.of_models = [self.stats] if is_one else [Statistics() for _ in plan.models]
         """The same, of each model."""
+        models = [self.of_models[plan.model_indices[r.served]] for r in plan.replicas]
         self._sinks: list[tuple[Statistics, ...]] = [
-            (self.stats, engine) if is_one else (self.stats, self.of_models[replica.model], engine)
-            for replica, engine in zip(self.replicas, self.engines, strict=True)
+            (self.stats, engine) if is_one else (self.stats, model, engine)
+            for model, engine in zip(models, self.engines, strict=True)
         ]
         """What counts the tokens of a replica."""
-        self.batches = _Iterations(self._sinks, self.batches, has_prefixes=has_prefixes)
+        ports = Ports(
+            log=log,
+            observers=(tape, self),
+            batches=_Iterations(self._sinks, has_prefixes=self.has_prefixes),
+            tokens=self._on_tokens,
+        )
+        source = _NoSource(has_prefixes=self.has_prefixes)
+        self.world = World(plan, source, directory, ports, clock)
+        # What the endpoints read of it.
+        cluster = self.world.cluster
+        self.config = cluster.config
+        self.replicas = cluster.replicas
+        self.pools = cluster.pools
+        self.gateway = cluster.gateway
+        self.network = cluster.network
+        self.watchers = cluster.watchers
+        self.scalers = cluster.scalers
+        self.faults = cluster.faults
+        self.commander = cluster.commander
+        self.note = cluster.note
+        self.inject = cluster.inject
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
-        self.observers: list[Observer] = []
+        self.observers: list[Watching] = []
         self._choices: dict[int, Choice] = {}
         self._ending: dict[int, Choice] = {}
         """Answers whose requests have ended; the last tokens are in the front end."""
@@ -427,7 +449,16 @@ class LiveCluster(Cluster):
         """Answers whose requests have been read and have not arrived."""
         self._next_id = 0
         self.gateway.expect_client()
-        recorder.on_end = self._on_end
+
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens that wait for or are under migration."""
+        return self.world.cluster.tokens_in_migration
+
+    def flush(self) -> None:
+        """Let what has happened so far be seen in the files (not more often than once a second)."""
+        self.tape.traffic.flush()
+        self.world.recorder.flush()
 
     # --- from clients -------------------------------------------------------------------------
     def submit(self, exchange: Exchange, came_ns: int | None = None) -> None:
@@ -539,9 +570,9 @@ class LiveCluster(Cluster):
     def _cancel_now(self, request: Request) -> None:
         if not request.status.is_terminal and request.cancel_after_ns < 0:
             request.cancel_after_ns = self.kernel.now_ns - request.arrival_ns
-            self.cancel(request)
+            self.world.cluster.cancel(request)
 
-    def close(self) -> None:
+    def close_door(self) -> None:
         """No more requests will come; the run ends with the last one that is here."""
         if self.is_open:
             self.is_open = False
@@ -579,7 +610,7 @@ class LiveCluster(Cluster):
         return len(self._choices) + self._entering
 
     # --- to clients ---------------------------------------------------------------------------
-    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def _on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
         choices = self._choices
         takers: list[Choice] = []
@@ -659,7 +690,7 @@ class LiveCluster(Cluster):
         self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, [choice], sinks))
         return True
 
-    def on_transfer(
+    def transferred(
         self,
         batch: MigratingBatch,
         source: ReplicaHandle,
@@ -671,7 +702,6 @@ class LiveCluster(Cluster):
         A rank takes its part of a block in one piece for each layer of its stage, keys and values
         apart (a latent vector is both).
         """
-        super().on_transfer(batch, source, destination, ended_ns)
         receiver = destination.replica_id
         plan = self.plan.replicas[receiver]
         ranks, page = len(destination.gpus), plan.scheduler.block_size
@@ -712,7 +742,8 @@ class LiveCluster(Cluster):
         if self.has_prefixes:
             engine.fetched_kv(request)
 
-    def _on_end(self, request: Request) -> None:
+    def ended(self, request: Request, at_ns: int) -> None:
+        """A request has ended: count it, and end its answer."""
         choice = self._choices.pop(request.request_id, None)
         self.stats.ended(request)
         if len(self.of_models) > 1:
@@ -762,17 +793,15 @@ class LiveCluster(Cluster):
 
 
 class _Iterations:
-    """Counts the tokens of each iteration, and draws it in the trace if there is one."""
+    """Counts the tokens of each iteration."""
 
     def __init__(
         self,
         sinks: list[tuple[Statistics, ...]],
-        drawn: BatchSink | None,
         *,
         has_prefixes: bool,
     ) -> None:
         self._sinks = sinks
-        self._drawn = drawn
         self._has_prefixes = has_prefixes
 
     def batch(
@@ -791,8 +820,6 @@ class _Iterations:
             stats.iteration_tokens.add(tokens, steps)
         if self._has_prefixes and batch.chunks:
             self._count_prompts(batch, sinks)
-        if self._drawn is not None:
-            self._drawn.batch(replica_id, batch, start_ns, end_ns, steps, spans)
 
     def _count_prompts(self, batch: Batch, sinks: tuple[Statistics, ...]) -> None:
         """What the iteration computed of prompts, and what the cache had of those that it began."""
@@ -812,6 +839,9 @@ class _Iterations:
 
 class _NoSource:
     """Nothing comes from a file."""
+
+    def __init__(self, *, has_prefixes: bool) -> None:
+        self.has_prefixes = has_prefixes
 
     def releases(self) -> Iterator[Request]:
         """Requests come from clients only."""

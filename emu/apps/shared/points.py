@@ -23,14 +23,14 @@ from emu.apps.shared.conditions import (
 )
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
-from emu.config.schema import Config
-from emu.config.tables import OutputTable
+from emu.config.schema import Config, OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of
 from emu.report.drawn import Draws
+from emu.runs.keys import Keys
 from emu.runs.runner import execute
-from emu.runs.store import Keys, Store
+from emu.runs.store import Store
 
 
 class Point(msgspec.Struct, frozen=True):

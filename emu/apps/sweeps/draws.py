@@ -52,9 +52,11 @@ from emu.report.drawn import (
 )
 from emu.report.table import number
 from emu.rng import rng_stream
+from emu.runs.keys import Keys
 from emu.runs.options import RunOptions
-from emu.runs.runner import Origin, adjust, execute
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
+from emu.runs.store import Store, kept_results
 
 
 class Task(msgspec.Struct, frozen=True):

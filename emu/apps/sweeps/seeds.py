@@ -29,9 +29,11 @@ from emu.report.compare import percent_of, run_names
 from emu.report.drawn import SHOWN
 from emu.report.intervals import Mean, mean_of
 from emu.report.table import number
+from emu.runs.keys import Keys
 from emu.runs.options import RunOptions
-from emu.runs.runner import Origin, adjust, execute
-from emu.runs.store import Keys, Store, kept_results
+from emu.runs.run_json import Origin
+from emu.runs.runner import adjust, execute
+from emu.runs.store import Store, kept_results
 
 SEEDS_FILE: Final = "seeds.json"
 

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from emu.config.check import line_of, locate
 from emu.config.names import unknown_key
+from emu.config.places import line_of, locate
 from emu.config.schema import doc
 from emu.errors import InputError
 from emu.process.prepared import prepared

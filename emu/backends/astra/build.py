@@ -79,7 +79,7 @@ def make_astra(context: LatencyContext) -> AstraBackend:
     gate = None
     if experts is not None:
         shape = GateShape(experts.count, experts.per_token, ep, context.seed)
-        gate = make_gate(table.expert_routing, shape)
+        gate = make_gate(table.expert_routing, shape, own=table.expert_routing_own)
     costs = host_costs(table.host_overhead, table.step_overhead_us)
 
     def host_ns(shape: BatchShape) -> int:

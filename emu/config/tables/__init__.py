@@ -6,9 +6,20 @@ kept as text: msgspec would compile each of them at every start.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
+
+Path = tuple[str | int, ...]
+"""Keys and indices that lead to a place in a file."""
+Problem = tuple[Path, str]
+"""A key of the file, and what is wrong with it."""
+OVERRIDE = "--set"
+"""Source of problems that a key of the command line has."""
+PARTS_MAX = 64
+"""Of a dotted key: ten times what the schema has. The time to read one grows with their square."""
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count0 = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -37,101 +48,43 @@ Dtype = Literal[
 KvDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 
 
-def doc(text: str) -> Meta:
-    """The description of a key."""
-    return Meta(description=text)
+OWN = "Keys of the class: its `Options` say which (docs/plugins.md)."
+
+
+def doc(
+    text: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> Meta:
+    """The description of a key, and its bounds where no type above has them: `ge` and `gt` from
+    below, `le` from above.
+
+        limit: Annotated[int, doc("First N lines; 0 = all.", ge=0)] = 0
+
+    At most one of `ge` and `gt`. Bounds of an integer key are whole numbers.
+    """
+    if gt is not None:
+        return Meta(description=text, gt=gt, le=le)
+    return Meta(description=text, ge=ge, le=le)
+
+
+class Only(NamedTuple):
+    """When a key is read: while another key of its table has one of these values."""
+
+    key: str
+    values: tuple[object, ...] = ()
+    """None: any but the default."""
+
+
+OnlyThen = Mapping[str, Only]
+"""When keys of a table are read, by key."""
 
 
 class Table(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """Base of all tables."""
 
-
-# --------------------------------------------------------------------------------------------------
-# What is counted and written, and when to give up.
-
-
-class SloTable(Table, kw_only=True, frozen=True):
-    """Objectives that attainment and goodput are counted against."""
-
-    ttft_ms: Annotated[NonNegative, doc("Time to first token; 0 = none.")] = 0.0
-    ttft_ms_per_token: Annotated[
-        NonNegative,
-        doc(
-            "The objective of TTFT grows with the prompt: so much for each of its tokens, and at least ttft_ms; 0 = it does not."
-        ),
-    ] = 0.0
-    ttft_base_ms: Annotated[
-        NonNegative, doc("Added to what grows with the prompt (ttft_ms_per_token).")
-    ] = 0.0
-    tpot_ms: Annotated[NonNegative, doc("Time per output token; 0 = none.")] = 0.0
-    e2e_ms: Annotated[NonNegative, doc("From arrival to last token; 0 = none.")] = 0.0
-
-    def ttft_limit_ms(self, prompt_tokens: int) -> float:
-        """The objective of TTFT for a prompt of this length; 0 = none."""
-        if not self.ttft_ms_per_token:
-            return self.ttft_ms
-        return max(self.ttft_ms, self.ttft_base_ms + self.ttft_ms_per_token * prompt_tokens)
+    only: ClassVar[OnlyThen] = MappingProxyType({})
+    """Keys that are read under a condition: elsewhere another value than the default is refused."""
 
 
-class PowerTable(Table, kw_only=True, frozen=True):
-    """Power of a machine's parts; absent = energy is not modeled."""
-
-    base_node_w: Annotated[NonNegative, doc("A machine without its parts.")] = 60.0
-    gpu_idle_w: Annotated[NonNegative, doc("A GPU that does nothing.")] = 0.0
-    gpu_standby_w: Annotated[NonNegative, doc("A GPU shortly after an iteration.")] = 0.0
-    gpu_active_w: Annotated[NonNegative, doc("A GPU during an iteration.")] = 0.0
-    gpu_standby_s: Annotated[NonNegative, doc("How long standby lasts before a GPU is idle.")] = (
-        18.0
-    )
-    cpu_idle_w: Annotated[NonNegative, doc("The processors, idle.")] = 0.0
-    cpu_active_w: Annotated[NonNegative, doc("The processors at full load.")] = 0.0
-    cpu_utilization: Annotated[
-        Fraction, doc("Part of full load at rest; 0.7 while a GPU of theirs runs.")
-    ] = 0.0
-    dram_idle_w_per_dimm: Annotated[NonNegative, doc("One memory module.")] = 0.0
-    dram_dimm_gib: Annotated[Positive, doc("Size of one memory module.")] = 64.0
-    dram_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit of host memory.")] = 0.0
-    link_idle_w: Annotated[NonNegative, doc("One link, idle.")] = 0.0
-    links: Annotated[Count0, doc("Links of a machine.")] = 0
-    link_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit over a link.")] = 0.0
-    nic_idle_w: Annotated[NonNegative, doc("One network card.")] = 0.0
-    nics: Annotated[Count0, doc("Network cards of a machine.")] = 0
-    storage_idle_w: Annotated[NonNegative, doc("One storage device.")] = 0.0
-    storage_devices: Annotated[Count0, doc("Storage devices of a machine.")] = 0
-
-
-class OutputTable(Table, kw_only=True, frozen=True):
-    """What is written, and where."""
-
-    dir: Annotated[str, doc("Output directory, relative to the config file.")] = "runs/latest"
-    trace: Annotated[bool, doc("Write trace.json.gz (Perfetto).")] = False
-    trace_events_max: Annotated[Count0, doc("Stop adding to the trace after so many events.")] = (
-        1_000_000
-    )
-    report: Annotated[bool, doc("Write report.html.")] = True
-    timeseries_interval_ms: Annotated[
-        NonNegative, doc("Sampling interval, at least 1; 0 = no timeseries.")
-    ] = 1000.0
-    events: Annotated[
-        bool,
-        doc("Write events.jsonl: all requests, iterations and transfers (steps, without leaps)."),
-    ] = False
-
-
-class LimitsTable(Table, kw_only=True, frozen=True):
-    """When to give up."""
-
-    simulated_s: Annotated[
-        NonNegative, doc("Stop (exit 3, partial results) at this simulated time; 0 = none.")
-    ] = 0.0
-    stalled_s: Annotated[
-        NonNegative,
-        doc(
-            "Stop (exit 3) when requests are in the system, and none has got a token or ended for "
-            "so long while work went on; 0 = never."
-        ),
-    ] = 3600.0
-    events_per_instant: Annotated[Count, doc("Zeno guard.")] = 100_000
-    preemptions_per_request: Annotated[
-        Count0, doc("A request preempted more often fails; 0 = none.")
-    ] = 1_000
+def tag_of(kind: type[Struct]) -> str:
+    """The name of a kind of a table: what stands at the key that chooses the kind."""
+    return str(kind.__struct_config__.tag)

@@ -107,7 +107,7 @@ class Straggler(FaultTable, kw_only=True, frozen=True):
     """Iterations take longer (one slow GPU slows its replica)."""
 
     kind: Literal["straggler"]
-    factor: Annotated[float, Meta(ge=1, le=1e4), doc("So many times longer.")]
+    factor: Annotated[float, doc("So many times longer.", ge=1, le=1e4)]
     replica: Replica = None
     gpu: Gpu = None
     duration_s: Lasts = None
@@ -184,7 +184,7 @@ class LinkLatency(FaultTable, kw_only=True, frozen=True):
     """Their latency grows."""
 
     kind: Literal["link_latency"]
-    extra_ms: Annotated[float, Meta(gt=0, le=1e6), doc("By so much.")]
+    extra_ms: Annotated[float, doc("By so much.", gt=0, le=1e6)]
     replica: Replica = None
     node: Node = None
     gpu: Gpu = None
@@ -255,7 +255,7 @@ class CompletionLate(FaultTable, kw_only=True, frozen=True):
     """The notice of a transfer's end comes late."""
 
     kind: Literal["completion_late"]
-    delay_ms: Annotated[float, Meta(gt=0, le=1e6), doc("So much later.")]
+    delay_ms: Annotated[float, doc("So much later.", gt=0, le=1e6)]
     source: Source = None
     destination: Destination = None
     probability: Probability = 1.0
@@ -269,7 +269,7 @@ class CompletionTwice(FaultTable, kw_only=True, frozen=True):
     """The notice of a transfer's end comes again."""
 
     kind: Literal["completion_twice"]
-    delay_ms: Annotated[float, Meta(gt=0, le=1e6), doc("So much later.")]
+    delay_ms: Annotated[float, doc("So much later.", gt=0, le=1e6)]
     times: Annotated[Count, doc("So often.")] = 1
     source: Source = None
     destination: Destination = None
@@ -366,7 +366,7 @@ class MetricsDelayed(FaultTable, kw_only=True, frozen=True):
     """The planner sees the load as it was some time ago."""
 
     kind: Literal["metrics_delayed"]
-    delay_ms: Annotated[float, Meta(gt=0, le=6e4), doc("So long ago.")]
+    delay_ms: Annotated[float, doc("So long ago.", gt=0, le=6e4)]
     duration_s: Lasts = None
     numbers = "F25"
     size = "delay_ms"
@@ -413,7 +413,7 @@ class Overload(FaultTable, kw_only=True, frozen=True):
     """Every arrival in the window comes several times."""
 
     kind: Literal["overload"]
-    factor: Annotated[float, Meta(ge=1, le=1e3), doc("So many times, rounded.")]
+    factor: Annotated[float, doc("So many times, rounded.", ge=1, le=1e3)]
     duration_s: Annotated[Positive, doc("How long.")]
     numbers = "F28"
     size = "factor"

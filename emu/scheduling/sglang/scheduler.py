@@ -91,8 +91,6 @@ class Launched:
 class SglangScheduler(Scheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
-    policy = "sglang"
-
     def __init__(
         self,
         table: SglangTable,

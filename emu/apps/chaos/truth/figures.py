@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.apps.chaos.truth import Record, Tape, to_ns
+from emu.config.schema import VllmTable
 
 _PARTS: Final = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _ROUNDING: Final = 2e-6
@@ -170,7 +171,7 @@ class Figures:
             self._say(name, said, due)
 
     def _judge_rows(self, rows: Sequence[Mapping[str, str]]) -> None:
-        is_vllm = {seat.scheduler.policy for seat in self._tape.seats} == {"vllm"}
+        is_vllm = all(isinstance(seat.scheduler, VllmTable) for seat in self._tape.seats)
         tiers_lose = any(
             record["kind"] == "recall lost" for record in self._tape.by_event["noted"]
         )  # what was on its way up counts as computed again, too

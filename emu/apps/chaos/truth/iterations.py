@@ -9,7 +9,16 @@ import msgspec
 
 from emu.apps.chaos.truth import FOREVER_NS, Record, Seat, Tape
 from emu.apps.chaos.truth.windows import Windows
-from emu.config.schema import SglangTable
+from emu.config.schema import (
+    FasterTransformerTable,
+    FcfsTable,
+    LightLlmTable,
+    OrcaTable,
+    SarathiTable,
+    SglangTable,
+    VllmTable,
+    VllmV0Table,
+)
 
 # --- choices: which requests, how much of each, in which order, and what was evicted --------------
 # Restates docs/schedulers.md as limits and orders that hold for every batch, whatever memory
@@ -17,8 +26,10 @@ from emu.config.schema import SglangTable
 # prefix hits in whole blocks; all that runs takes part; first come, first served (or priority, or
 # deadline); the request admitted last is preempted first.
 
-_WHOLE: Final = ("fcfs", "orca", "vllm_v0", "faster_transformer", "lightllm")
+_WHOLE: Final = (FcfsTable, OrcaTable, VllmV0Table, FasterTransformerTable, LightLlmTable)
 """Policies that compute a prompt in one piece."""
+_FAIR: Final = (VllmTable, SarathiTable, OrcaTable, VllmV0Table, FasterTransformerTable)
+"""Policies whose fair queues are followed."""
 _SERVES: Final = ("colocated", "prefill", "decode")
 
 
@@ -102,8 +113,8 @@ class Choices:
         desk = self._desks[record["replica"]]
         table, members = seat.scheduler, record["members"]
         where = f"batch {record['batch']} of replica {seat.replica} at {record['at_ns']} ns"
-        is_own = table.policy not in (*_WHOLE, "vllm", "sarathi")
-        if table.policy == "sglang":
+        is_own = not isinstance(table, (*_WHOLE, VllmTable, SarathiTable))
+        if isinstance(table, SglangTable):
             # Reserves, orders and retraction are held against SGLang's classes (tests/scheduling).
             self._rounds(seat, record, where)
             for row in record.get("preempted", ()):
@@ -128,15 +139,15 @@ class Choices:
         limits: dict[str, tuple[int, int]] = {}
         own = sum(m[0] not in self._moved for m in members)
         prompts = [m for m in members if m[1] + m[2] <= self._tape.arrived[m[0]]["prompt"]]
-        if table.policy == "vllm":
+        if isinstance(table, VllmTable):
             limits["max_num_batched_tokens"] = new, table.tokens_max
             limits["max_num_seqs"] = len(members), table.requests_max
             self._cut(seat, record, new, where)
-        elif table.policy == "sarathi":
+        elif isinstance(table, SarathiTable):
             chunks = sum(m[2] for m in prompts if m[2] > 1)
             limits["chunk_size"] = chunks, table.chunk_size
             limits["batch_size_cap"] = own, table.batch_size_cap
-        elif table.policy == "fcfs":
+        elif isinstance(table, FcfsTable):
             chunks = sum(m[2] for m in members if m[2] > 1)
             limits["max_batch_prefill_tokens"] = chunks, table.max_batch_prefill_tokens
         else:
@@ -144,7 +155,7 @@ class Choices:
         for name, (count, limit) in limits.items():
             if count > limit:
                 self._tape.say(f"T5: {where} has {count}, {name} is {limit}")
-        if table.policy in _WHOLE:
+        if isinstance(table, _WHOLE):
             for row, before, tokens in members:
                 reached = self._tape.arrived[row]["prompt"] + self._got[row]
                 if before + tokens != reached and not self._is_late(row, before, tokens):
@@ -232,7 +243,7 @@ class Choices:
             return
         if not seat.is_plain or table.order not in ("arrival", "priority", "deadline"):
             return
-        if table.policy == "fcfs" and (seat.role != "colocated" or table.order != "arrival"):
+        if isinstance(table, FcfsTable) and (seat.role != "colocated" or table.order != "arrival"):
             return  # one queue for all, which is first in, first out
         joined = [m[0] for m in record["members"] if m[0] in desk.waiting]
         taken = set(joined)
@@ -271,7 +282,12 @@ class Choices:
     def _all_take_part(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:
         """With vLLM's policy and one stage, all that was admitted gets tokens in each batch."""
         table = seat.scheduler
-        if table.policy != "vllm" or seat.stages > 1 or not seat.is_plain or seat.is_hybrid:
+        if (
+            not isinstance(table, VllmTable)
+            or seat.stages > 1
+            or not seat.is_plain
+            or seat.is_hybrid
+        ):
             return
         if seat.role != "colocated" or self._tape.config.migration.rebalance:
             return  # a prompt that is done leaves; one that moves stops
@@ -292,7 +308,7 @@ class Choices:
         table = seat.scheduler
         preempted = set(record.get("preempted", ()))
         own = getattr(table, "eviction", "last") not in ("", "last")
-        if table.policy != "vllm" or not preempted or own or seat.stages > 1:
+        if not isinstance(table, VllmTable) or not preempted or own or seat.stages > 1:
             return
         there = {m[0] for m in record["members"]}
         order = [row for row in desk.admitted if row not in self._moved]
@@ -349,7 +365,7 @@ class Fair:
 
     def _is_followed(self, seat: Seat) -> bool:
         table = seat.scheduler
-        is_own = table.policy in ("vllm", "sarathi", "orca", "vllm_v0", "faster_transformer")
+        is_own = isinstance(table, _FAIR)
         odd = getattr(table, "skip_blocked", False) or getattr(table, "enable_lora", False)
         is_plain = seat.is_plain and not seat.is_ahead and not odd
         return is_own and is_plain and table.order == "fair" and seat.role in _OWN_QUEUE

@@ -12,6 +12,18 @@ from typing import Any, Final
 import msgspec
 
 from emu.apps.chaos.truth import Record, Seat, Tape, to_ns
+from emu.config.schema import (
+    BlitzTable,
+    CarriedTable,
+    HpaTable,
+    LeastOutstandingTable,
+    LoadTable,
+    RoundRobinTable,
+    RouterTable,
+    SarathiTable,
+    VllmTable,
+    VllmV0Table,
+)
 
 # --- routing: in turn, or to the replica with the least to do -------------------------------------
 # Restates `[router]` of docs/reference/config.md for the policies that need no random numbers and
@@ -19,7 +31,7 @@ from emu.apps.chaos.truth import Record, Seat, Tape, to_ns
 # ended and moved.
 
 _TAKES: Final = ("colocated", "prefill")
-_WEIGHTS: Final = {"load": (4, 1), "least_outstanding": (1, 1)}
+_WEIGHTS: Final = {LoadTable: (4, 1), LeastOutstandingTable: (1, 1)}
 """Of a request that waits, and of one that runs."""
 
 
@@ -40,7 +52,7 @@ class Routing:
     def judge(self) -> None:
         """Replay where requests were."""
         router = self._tape.config.router
-        if router.policy not in ("round_robin", *_WEIGHTS) or router.signal_delay_ms:
+        if type(router) not in (RoundRobinTable, *_WEIGHTS) or router.signal_delay_ms:
             return
         for record in self._tape.records:
             handler = getattr(self, f"_{record['event']}", None)
@@ -100,11 +112,11 @@ class Routing:
             for seat in self._tape.seats
             if seat.served == served and self._states[seat.replica] in _TAKES
         ]
-        policy = self._tape.config.router.policy
+        policy = type(self._tape.config.router)
         where = f"row {row} goes to replica {replica} at {record['at_ns']} ns"
         if self._turned_ns == record["at_ns"] or replica not in open_:
             pass  # what took prompts at that moment is not told
-        elif policy == "round_robin" and len(open_) > 1:
+        elif policy is RoundRobinTable and len(open_) > 1:
             last = self._last.get(served, -1)
             due = min((other for other in open_ if other > last), default=open_[0])
             if replica != due and served in self._last:
@@ -117,7 +129,7 @@ class Routing:
         self._queued_rows.add(row)
         self._waiting[replica].add(row)
 
-    def _least(self, policy: str, replica: int, open_: list[int], where: str) -> None:
+    def _least(self, policy: type[RouterTable], replica: int, open_: list[int], where: str) -> None:
         each, running = _WEIGHTS[policy]
         loads = {
             other: each * len(self._waiting[other]) + running * len(self._running[other])
@@ -132,7 +144,7 @@ class Routing:
 # Restates `router.decode_policy` of docs/reference/config.md: of the open replicas with room the
 # one with the lowest id (`first_free`), or with the fewest blocks in use (`least_used`).
 
-_GROWS: Final = ("vllm", "sarathi", "vllm_v0")
+_GROWS: Final = (VllmTable, SarathiTable, VllmV0Table)
 """Policies that reserve what there is; the others reserve what there may be."""
 
 
@@ -154,7 +166,7 @@ class Handover:
             record["how"] not in ("arrived", "stopped") for record in tape.by_event["transfer_over"]
         )
         refused = any(fault.kind == "destination_refuses" for fault in tape.config.faults)
-        other = any(seat.is_hybrid or seat.scheduler.policy not in _GROWS for seat in tape.seats)
+        other = any(seat.is_hybrid or not isinstance(seat.scheduler, _GROWS) for seat in tape.seats)
         if policy not in ("first_free", "least_used") or failed or refused or other:
             return
         for record in tape.of("tokens", "taken"):
@@ -384,7 +396,8 @@ class Policies:
         tape, table = self._tape, self._tape.config.autoscale
         if table is None or table.loader != "cache" or table.faithful or tape.config.models:
             return
-        if not (table.executor == "serverless" or table.multicast == "none"):
+        stays = isinstance(table, CarriedTable) and table.multicast == "none"
+        if not (table.loads_alone or stays):
             return
         lost = ("host_cache_lost", "host_cache_stale", "node_crash")
         if table.host_cache_gib or any(fault.kind in lost for fault in tape.config.faults):
@@ -499,15 +512,15 @@ class Planners:
         for look in looks:
             views = [Seen(*view) for view in look["replicas"]]
             problems: list[str] = []
-            if table.planner in ("blitz", "paper") and "P" in look["figures"]:
+            if isinstance(table, BlitzTable) and "P" in look["figures"]:
                 problems += self._blitz(table, seats, views, look)
-            elif table.planner == "hpa" and "wanted" in look["figures"]:
+            elif isinstance(table, HpaTable) and "wanted" in look["figures"]:
                 problems += self._pods(table, views, look, wanted)
-            if table.executor in ("blitz", "serverless"):
+            if not table.is_static:
                 problems += self._steps(table, seats, views, look)
             for problem in problems:
                 self._tape.say(f"T6: at {look['at_ns']} ns {problem}")
-        if table.executor in ("blitz", "serverless") and table.planner != "hpa":
+        if not table.is_static and not isinstance(table, HpaTable):
             self._spares(table, seats, looks)
 
     def _floors(self, look: Record, least: int, count: int) -> set[int]:
@@ -708,11 +721,11 @@ class Planners:
             if gain > max(0, demand) + spare:
                 yield f"{gain} {role} replicas come, {demand:+d} are wanted: {look['actions']}"
             closing = sum(view.state == f"shutting_{role}" for view in views)
-            is_revived = table.executor == "blitz" or role == "colocated"
+            is_revived = not (table.is_static or table.loads_alone) or role == "colocated"
             due = min(closing, max(0, demand))
-            if is_revived and table.planner != "hpa" and gains[f"revived {role}"] != due:
+            if is_revived and not isinstance(table, HpaTable) and gains[f"revived {role}"] != due:
                 yield f"{gains[f'revived {role}']} {role} replicas are revived, should {due}"
-        if table.executor == "blitz" and table.planner != "hpa":
+        if not (table.is_static or table.loads_alone or isinstance(table, HpaTable)):
             yield from self._shut(table, views, look, shut, touched)
 
     def _shut(

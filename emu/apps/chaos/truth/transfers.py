@@ -12,6 +12,7 @@ import msgspec
 
 from emu.apps.chaos.truth import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
+from emu.config.schema import CarriedTable
 
 # --- routes: NVLink, PCIe or NICs, by where both ends stand ---------------------------------------
 # Restates `[[nodes]]` of docs/reference/config.md (`nvlink_domain`, `pcie_shared_by`,
@@ -123,7 +124,11 @@ class Routes:
     def _sender(self, record: Record, state: str) -> None:
         """Prefill replicas keep their NICs for KV, if they are to."""
         table = self._tape.config.autoscale
-        if table is None or not table.prefill_never_sends or state not in _SENDS_KV:
+        if (
+            not isinstance(table, CarriedTable)
+            or not table.prefill_never_sends
+            or state not in _SENDS_KV
+        ):
             return
         if any(link.endswith("nic.out") for links, _ in record["parts"] for link in links):
             self._tape.say(

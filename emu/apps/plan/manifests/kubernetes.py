@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from emu.apps.plan.manifests.roles import PORT, Role, scaling_note, short_name
 from emu.apps.plan.manifests.text import yaml_documents
-from emu.config.schema import Config
+from emu.config.schema import Config, HpaTable
 
 _IMAGE: Final = "vllm/vllm-openai:latest"
 _METRICS: Final = {
@@ -26,7 +26,7 @@ _METRICS: Final = {
 def kubernetes(config: Config, roles: Sequence[Role], model: str) -> str:
     """Documents of YAML: a Deployment and a Service for each role, and what scales them."""
     table = config.autoscale
-    is_hpa = table is not None and table.planner == "hpa"
+    is_hpa = isinstance(table, HpaTable)
     documents: list[dict[str, Any]] = []
     for one in roles:
         name = f"{short_name(model)}-{one.role}"
@@ -78,7 +78,7 @@ def _deployment(name: str, labels: dict[str, str], one: Role) -> dict[str, Any]:
 def _autoscaler(name: str, labels: dict[str, str], one: Role, config: Config) -> dict[str, Any]:
     """What scales a Deployment. Its metric comes from an adapter (Prometheus adapter, KEDA)."""
     table = config.autoscale
-    assert table is not None
+    assert isinstance(table, HpaTable)
     target = table.target_value
     if table.metric == "kv_utilization":
         target = table.target_utilization

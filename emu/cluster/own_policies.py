@@ -9,22 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from emu.config.own import make_own
 from emu.config.schema import Config
 from emu.errors import InputError, PluginError
 from emu.kernel.clock import PRIORITY_CONTROL, Kernel
 from emu.latency.base import BatchShape
-from emu.plugins import make_plugin
-from emu.policy import (
-    Books,
-    Context,
-    Ended,
-    OwnAdmission,
-    OwnMigration,
-    OwnPlacement,
-    ReplicaView,
-    RequestView,
-    TransferView,
-)
+from emu.policy.books import Books
+from emu.policy.context import Context
+from emu.policy.own import OwnAdmission, OwnMigration, OwnPlacement
+from emu.policy.views import Ended, ReplicaView, RequestView, TransferView
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.units import ms_to_ns
@@ -35,7 +28,7 @@ if TYPE_CHECKING:
 _OF_PLANNERS: Final = "autoscale.planner"
 
 
-class Insight:
+class OwnPolicies:
     """Implements `Watched`; makes policies and calls those that want to be told."""
 
     def __init__(
@@ -63,9 +56,18 @@ class Insight:
         self._arrival_calls: list[tuple[Callable[[RequestView], object], int]] = []
         self._end_calls: list[tuple[Callable[[Ended], object], int]] = []
 
-    # --- making -------------------------------------------------------------------------------
-    def make(self, path: str, key: str, *arguments: object, replica_id: int = -1) -> Any:
-        """A policy of a user's own, with a context of its own. Raises InputError."""
+    def make(
+        self,
+        path: str,
+        key: str,
+        own: Mapping[str, object],
+        *arguments: object,
+        replica_id: int = -1,
+    ) -> Any:
+        """A policy of a user's own, with a context of its own. `own`: keys of its table.
+
+        Raises InputError.
+        """
         is_planner = key == _OF_PLANNERS
         delay_ns = self._metrics_delay_ns if is_planner else self._delay_ns
         if replica_id >= 0:
@@ -80,7 +82,7 @@ class Insight:
             objectives_ms=self._objectives,
             replica_id=replica_id,
         )
-        made = make_plugin(path, key, *arguments, context=context)
+        made = make_own(path, key, own, *arguments, context=context)
         late_ns = delay_ns if is_planner else 0
         for name, calls in (
             ("on_arrival", self._arrival_calls),
@@ -96,18 +98,22 @@ class Insight:
 
     def admission(self) -> OwnAdmission | None:
         """The policy that `router.admission` names."""
-        path, key = self._config.router.admission, "router.admission"
-        return OwnAdmission(self.make(path, key), path, self.look) if path else None
+        table, key = self._config.router, "router.admission"
+        if not table.admission:
+            return None
+        made = self.make(table.admission, key, table.admission_own)
+        return OwnAdmission(made, table.admission, self.look)
 
     def placement(self) -> OwnPlacement:
         """The policy that `router.decode_policy` names."""
-        path, key = self._config.router.decode_policy, "router.decode_policy"
-        return OwnPlacement(self.make(path, key), path, self.look)
+        table, key = self._config.router, "router.decode_policy"
+        made = self.make(table.decode_policy, key, table.decode_policy_own)
+        return OwnPlacement(made, table.decode_policy, self.look)
 
     def migration(self) -> OwnMigration:
         """The policy that `migration.policy` names."""
-        path, key = self._config.migration.policy, "migration.policy"
-        return OwnMigration(self.make(path, key), path)
+        table = self._config.migration
+        return OwnMigration(self.make(table.policy, "migration.policy", table.own), table.policy)
 
     def keep_history(self) -> None:
         """Keep what policies that are made by now are shown late."""
@@ -115,7 +121,6 @@ class Insight:
             for replica in self._replicas:
                 replica.keep_signals(self._kept_ns, with_blocks=True)
 
-    # --- told by the cluster --------------------------------------------------------------------
     def arrived(self, request: Request) -> None:
         """A request has reached the gateway."""
         self.books.arrived(request, self.now_ns)
@@ -135,7 +140,6 @@ class Insight:
         else:
             call(what)
 
-    # --- Watched --------------------------------------------------------------------------------
     @property
     def now_ns(self) -> int:
         """Simulated time."""

@@ -1,0 +1,135 @@
+"""Builds what moves KV between replicas: watchers of prefilled KV, and what moves running requests.
+
+Loaded only by runs in which KV moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from emu.cluster.build import Shared
+from emu.cluster.plan import Plan, ReplicaPlan
+from emu.config.names import is_import_path
+from emu.config.schema import Config
+from emu.kernel.clock import Kernel
+from emu.migration.destinations import Destinations, OnTaken
+from emu.migration.live import LiveMigrator, LiveWorld
+from emu.migration.outbound import Kv
+from emu.migration.ports import MigrationWorld
+from emu.migration.watcher import Watcher, name_of
+from emu.replica.replica import Replica
+from emu.request import Request
+from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    from emu.report.history import History
+
+
+def decode_policy(config: Config) -> str:
+    """Where KV goes. `first_free` empties replicas for a planner that can take them away."""
+    if config.router.decode_policy != "auto":
+        return config.router.decode_policy
+    return "least_used" if config.autoscale is None else "first_free"
+
+
+def _oddities(plan: Plan, model_name: str) -> Sequence[str]:
+    """`autoscale.faithful` of a model."""
+    _, model = plan.tables_of_models.get(model_name, (0, None))
+    if model is not None and "faithful" in model.autoscale:
+        named: Sequence[str] = model.autoscale["faithful"]
+        return named
+    return () if plan.config.autoscale is None else plan.config.autoscale.faithful
+
+
+def _note_taken(
+    kernel: Kernel,
+    history: History,
+    source: int,
+    requests: Sequence[Request],
+    uses: Sequence[tuple[int, int, int]],
+    destination: int,
+) -> None:
+    history.taken(kernel.now_ns, source, requests, uses, destination)
+
+
+def build_watchers(
+    shared: Shared,
+    replicas: Sequence[Replica],
+    worlds: Sequence[MigrationWorld],
+    history: History | None,
+) -> dict[int, Watcher]:
+    """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
+    on_taken: OnTaken | None = None
+    if history is not None and history.follows_steps:
+        on_taken = partial(_note_taken, shared.kernel, history)
+    plans, config, policies = shared.plan.replicas, shared.plan.config, shared.own_policies
+    policy = decode_policy(config)
+    own = see = None
+    if policies is not None and is_import_path(policy):
+        own, see = policies.placement(), policies.view  # one for all
+    tables = [
+        {
+            (plan.scheduler.policy, plan.scheduler.block_size)
+            for plan in (plans[r.replica_id] for r in world.members)
+        }
+        for world in worlds
+    ]
+    holds_halves = ["split_lock" in _oddities(shared.plan, name) for name in shared.plan.models]
+    watchers: dict[int, Watcher] = {}
+    for replica, plan in zip(replicas, plans, strict=True):
+        if plan.role == "colocated":
+            continue
+        world, model = worlds[replica.model], replica.model
+        search = Destinations(
+            replica,
+            world,
+            holder=name_of(replica.replica_id),
+            policy=policy,
+            are_alike=len(tables[model]) == 1,
+            own=own,
+            see=see,
+            on_taken=on_taken,
+        )
+        watcher = Watcher(
+            replica,
+            world,
+            search,
+            _kv_of(plan, config, holds_halves=holds_halves[model]),
+            layers=plan.model.layers,
+            attempts_max=config.recovery.max_retries,
+            lease_ns=ms_to_ns(config.recovery.lease_ms),
+        )
+        replica.connect(watcher)
+        watchers[replica.replica_id] = watcher
+    return watchers
+
+
+def _kv_of(plan: ReplicaPlan, config: Config, *, holds_halves: bool) -> Kv:
+    """What its KV is like, and what moving it costs."""
+    return Kv(
+        block_size=plan.scheduler.block_size,
+        bytes_per_token=plan.kv_bytes_per_token,
+        layerwise=config.network.kv_transfer == "layerwise",
+        connector_ns=round(config.network.connector_us * 1000),
+        connector_block_ns=round(config.network.connector_block_us * 1000),
+        has_first_token=config.network.first_token == "decode",
+        holds_halves=holds_halves,
+    )
+
+
+def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator:
+    """The actor that moves running requests."""
+    table, policies = shared.plan.config.migration, shared.own_policies
+    is_own = policies is not None and is_import_path(table.policy)
+    replicas = shared.plan.replicas
+    decoding = next((r for r in replicas if r.role == "decode"), replicas[0])
+    return LiveMigrator(
+        world,
+        table,
+        block_size=decoding.scheduler.block_size,
+        kv_bytes_per_token=decoding.kv_bytes_per_token,
+        own=policies.migration() if policies is not None and is_own else None,
+        see=None if policies is None else policies.view,
+    )

@@ -1,0 +1,120 @@
+"""Tells the history of a run (`events.jsonl`) what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from emu.cluster.ports import Observer, wishes
+from emu.replica.states import ReplicaState, Writer
+from emu.replica.view import ReplicaHandle
+from emu.report.history import History
+from emu.request import Request
+
+if TYPE_CHECKING:
+    from emu.migration.transfer import MigratingBatch
+
+
+class HistoryObserver(Observer):
+    """Owns the history and closes it."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def arrived(self, request: Request) -> None:
+        """A request has reached the gateway."""
+        self._history.add(
+            request.arrival_ns,
+            "arrived",
+            row=request.row,
+            request=request.request_id,
+            prompt=request.prompt_tokens,
+            output=request.output_tokens,
+            **wishes(request),
+        )
+
+    def ended(self, request: Request, at_ns: int) -> None:
+        """A request has ended."""
+        self._history.add(
+            at_ns,
+            "ended",
+            row=request.row,
+            status=request.status.name.lower(),
+            reason=request.reason,
+            first_out=request.first_out_ns,
+            last_out=request.last_out_ns,
+        )
+
+    def lost(self, request: Request, reason: str, at_ns: int) -> None:
+        """A request's KV is gone."""
+        self._history.add(at_ns, "lost", row=request.row, reason=reason)
+
+    def rerouted(self, request: Request, at_ns: int) -> None:
+        """A request leaves a replica for another one."""
+        self._history.add(at_ns, "routed", row=request.row)
+
+    def transferred(
+        self,
+        batch: MigratingBatch,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        ended_ns: int,
+    ) -> None:
+        """A migration has ended."""
+        rows = [request.row for request in batch.requests]
+        self._note_move(rows, source, destination, ended_ns, kv_bytes=batch.kv_bytes)
+
+    def moved_live(
+        self,
+        request: Request,
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        started_ns: int,
+        stop_ns: int,
+    ) -> None:
+        """A running request has moved."""
+        at_ns, is_live = source.clock.now_ns, True
+        self._note_move([request.row], source, destination, at_ns, live=is_live)
+
+    def _note_move(
+        self,
+        rows: Sequence[int],
+        source: ReplicaHandle,
+        destination: ReplicaHandle,
+        at_ns: int,
+        **what: object,
+    ) -> None:
+        self._history.add(
+            at_ns,
+            "migrated",
+            source=source.replica_id,
+            destination=destination.replica_id,
+            rows=rows,
+            **what,
+        )
+
+    def moved(
+        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica has changed its state."""
+        what = {"from": before.value, "to": replica.state.value, "writer": writer}
+        self._history.add(at_ns, "state", replica=replica.replica_id, **what)
+
+    def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
+        """A plan, a command, a load that is complete."""
+        if kind == "plan":
+            self._history.add(at_ns, "plan", target=target, text=text)
+        elif kind not in ("fault over", "host_cache"):
+            self._history.add(at_ns, "noted", kind=kind, target=target, text=text)
+
+    def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
+        """A fault has struck."""
+        self._history.add(at_ns, "fault", kind=kind, target=target, figures=text)
+
+    def fault_over(self, at_ns: int, kind: str, target: str) -> None:
+        """A fault that lasted is over."""
+        self._history.add(at_ns, "fault_over", kind=kind, target=target)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._history.close()

@@ -1,0 +1,317 @@
+"""One table of `[[replicas]]`, worked out: its model, engine, features, and how memory is divided.
+
+Its replicas are alike but for where they stand, and so perhaps in their GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from emu.catalogue import sizes
+from emu.catalogue.checkpoints import check_dtype
+from emu.catalogue.drafts import Draft
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.config.features import is_widened
+from emu.config.kinds import engine_with, overridden
+from emu.config.schema import (
+    Config,
+    LatencyTable,
+    ModelTable,
+    ReplicaTable,
+    SchedulerTable,
+    SglangTable,
+    VllmTable,
+)
+from emu.engines.bundle import BoundEngine, Server
+from emu.engines.registry import bind, filled
+from emu.errors import InputError
+from emu.kv.groups import KvLayout, kv_layout
+from emu.kv.memory import MemoryPlan, engine_plan
+
+if TYPE_CHECKING:
+    from emu.features.base import Feature
+
+KERNEL_TIMES: Final = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
+"""Backends that know the GPU's time only."""
+
+
+class ReplicaGroup(msgspec.Struct, frozen=True):
+    """What the replicas of one table have in common."""
+
+    config: Config
+    number: int
+    source: str
+    table: ReplicaTable
+    model_table: ModelTable
+    model: ModelSpec
+    scheduler: SchedulerTable
+    """As configured: an engine fills in the rest on the GPUs that it finds."""
+    latency: LatencyTable
+    bound: BoundEngine | None
+    """The serving engine; None = kernels alone."""
+    features: tuple[Feature, ...] = ()
+    draft: Draft | None = None
+    """Layers that a feature puts beside the model's."""
+    layout: KvLayout | None = None
+    """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
+
+    @property
+    def key(self) -> str:
+        """The table's name in messages."""
+        return f"replicas.{self.number}"
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest sequence."""
+        return self.model_table.max_model_tokens or self.model.max_position
+
+
+class Divided(NamedTuple):
+    """What follows from the GPUs of a replica."""
+
+    scheduler: SchedulerTable
+    """With the defaults of its engine."""
+    memory: MemoryPlan
+    num_blocks: int
+
+
+def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
+    """The group of `[[replicas]]` number `index`. Raises InputError naming the key."""
+    table, key = config.replicas[index], f"replicas.{index}"
+    model_table = override(config.model, table.model, f"{key}.model", source)
+    scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
+    latency = override(config.latency, table.latency, f"{key}.latency", source)
+    model = _model(model_table, source)
+    bound = _bound(config, index, latency, source)
+    group = ReplicaGroup(
+        config, index, source, table, model_table, model, scheduler, latency, bound
+    )
+    _check_parallel(group)
+    _check_layers(group)
+    _check_scheduler(group)
+    if not (is_widened(config) or is_widened(scheduler)):
+        return msgspec.structs.replace(
+            group, layout=_layout_of(group)
+        )  # most have no feature, and load none
+    from emu.features.registry import features_on
+
+    group = msgspec.structs.replace(group, features=features_on(config, scheduler))
+    _check_features(group)
+    tp = table.tensor_parallel
+    found = [one.layers(scheduler, model, tp, source) for one in group.features]
+    group = msgspec.structs.replace(
+        group, draft=next((draft for draft in found if draft is not None), None)
+    )
+    group = msgspec.structs.replace(group, layout=_layout_of(group))
+    if group.layout is not None and group.features:
+        _check_features(group)
+    return group
+
+
+def _check_features(group: ReplicaGroup) -> None:
+    """They go with each other and with the rest of the table."""
+    from emu.features.modes import Seat
+    from emu.features.registry import check_features
+
+    has_groups = group.layout is not None
+    tables = (group.config, group.table, group.scheduler, group.latency)
+    check_features(group.features, Seat(*tables, group.model, has_groups, group.source))
+
+
+def _layout_of(group: ReplicaGroup) -> KvLayout | None:
+    """How the layers of a hybrid model share KV blocks; None = every layer keeps every token.
+
+    As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
+    and chunks then take memory like full attention. Layers with states cannot do without it.
+    """
+    if not group.model.is_hybrid:
+        return None
+    table, scheduler, model_table = group.table, group.scheduler, group.model_table
+    keeps_groups = (
+        isinstance(scheduler, VllmTable)
+        and table.role == "colocated"
+        and table.pipeline_parallel == 1
+        and not table.data_parallel_group
+        and not group.config.network.tiers
+    )
+    model, source = group.model, f"{group.source}: {group.key}"
+    if group.draft is not None:
+        model = with_draft_layers(model, group.draft)
+    if has_states(model) and not keeps_groups:
+        problem = (
+            f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
+            "pipeline stage, no data-parallel group and no KV tiers"
+        )
+        raise InputError(source, None, "model", problem)
+    if not keeps_groups or model.model_type.startswith("llama4"):
+        return None
+    layout = kv_layout(
+        model,
+        sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
+        dtype=model_table.dtype,
+        tp=table.tensor_parallel,
+        block_size=scheduler.block_size,
+        draft_tokens=sum(one.more_tokens(scheduler) for one in group.features),
+        source=source,
+    )
+    return None if layout.is_uniform else layout
+
+
+def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
+    """The target with the drafter's layers behind its own, as far as KV is concerned."""
+    layers = [target.layer(index) for index in range(target.layers)]
+    layers += [draft.spec.layer(index) for index in range(draft.spec.layers)]
+    return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
+
+
+def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
+    """How the memory of a replica on such GPUs is divided, and its KV blocks."""
+    table, model_table, model = group.table, group.model_table, group.model
+    ranks = table.tensor_parallel * table.pipeline_parallel
+    server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens, ranks=ranks)
+    scheduler = filled(group.scheduler, group.bound, server)
+    engine, tp = _counted_engine(group), table.tensor_parallel
+    reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
+    if engine is not None:
+        kept = engine.memory.kept(
+            model,
+            tp=tp,
+            element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
+            max_num_seqs=scheduler.requests_max,
+            max_num_batched_tokens=scheduler.tokens_max,
+        )
+        reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
+    features, layout = group.features, group.layout
+    memory = engine_plan(
+        model,
+        gpu.memory_gib if engine is None else gpu.reported_gib,
+        tp=tp,
+        pp=table.pipeline_parallel,
+        ep=table.expert_parallel,
+        dtype=model_table.dtype,
+        kv_cache_dtype=model_table.kv_cache_dtype,
+        block_size=scheduler.block_size,
+        utilization=scheduler.gpu_memory_utilization,
+        reserve_bytes=reserve + beside,
+        exact_weights=engine is not None,
+        outside_bytes=_outside_bytes(group),
+        block_bytes=0 if layout is None else layout.block_bytes,
+        draft=group.draft,
+        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
+        source=f"{group.source}: {group.key}",
+    )
+    blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
+    return Divided(scheduler, memory, scheduler.num_blocks or blocks)
+
+
+def has_states(model: ModelSpec) -> bool:
+    """Some layers keep a state of fixed size."""
+    return any(layer.state is not None for layer in model.special_layers)
+
+
+def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> BoundEngine | None:
+    """The engine of a group of replicas; None = kernels alone."""
+    keys = config.replicas[group].engine
+    key = f"replicas.{group}." if keys else ""
+    return bind(engine_with(config.engine, keys), latency, source, key)
+
+
+def _counted_engine(group: ReplicaGroup) -> BoundEngine | None:
+    """The engine by whose start the memory is divided; None = by the plain rule."""
+    bound = group.bound
+    if bound is None or group.latency.backend not in KERNEL_TIMES:
+        return None
+    return bound if group.scheduler.policy in bound.engine.policies else None
+
+
+def _model(table: ModelTable, source: str) -> ModelSpec:
+    if table.hf_config:
+        name = table.name if table.name != ModelTable().name else ""
+        file = Path(table.hf_config)
+        if not (file / "config.json" if file.is_dir() else file).is_file():
+            problem = f"no config.json there: {table.hf_config}"
+            raise InputError(source, None, "model.hf_config", problem)
+        spec = model_from_file(file, name, table.assume)
+    else:
+        if table.assume:
+            raise InputError(source, None, "model.assume", "needs model.hf_config")
+        spec = lookup_model(table.name, source, "model.name")
+        check_dtype(spec, table.dtype, source)
+    return spec
+
+
+def _check_layers(group: ReplicaGroup) -> None:
+    """A model whose layers differ has a cost with the roofline on one stage, or a linear one."""
+    model, source, backend = group.model, group.source, group.latency.backend
+    if not model.special_layers:
+        return
+    if backend not in ("roofline", "linear"):
+        problem = f"{backend!r} does not know the unlike layers of {model.name}; roofline does"
+        raise InputError(source, None, "latency.backend", problem)
+    if group.table.pipeline_parallel > 1:
+        problem = f"{model.name} has unlike layers, which emu does not split over stages"
+        raise InputError(source, None, "replicas.pipeline_parallel", problem)
+
+
+def _check_scheduler(group: ReplicaGroup) -> None:
+    """What its scheduler cannot do is not asked for."""
+    scheduler, source = group.scheduler, group.source
+    if scheduler.one_stage and group.table.pipeline_parallel > 1:
+        problem = f'policy "{scheduler.policy}" knows one stage'
+        raise InputError(source, None, f"{group.key}.pipeline_parallel", problem)
+    if isinstance(scheduler, SglangTable) and group.config.network.tiers:
+        raise InputError(source, None, "network.tiers", f'not with policy "{scheduler.policy}"')
+
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+
+def override(table: Table, keys: Mapping[str, object], where: str, source: str) -> Table:
+    """A table with some keys replaced, checked like the table itself."""
+    if not keys:
+        return table
+    try:
+        changed: Table = overridden(table, dict(keys))
+    except msgspec.ValidationError as error:
+        raise InputError(source, None, where, str(error)) from None
+    return changed
+
+
+def _outside_bytes(group: ReplicaGroup) -> int:
+    """Weights of a rank that its placement keeps out of GPU memory."""
+    table, model = group.table, group.model
+    if table.placement is None:
+        return 0
+    from emu.latency.offload.weights import Placement, bytes_by_device
+
+    placement = Placement(table.placement, model.layers, group.source, group.key)
+    tp = table.tensor_parallel
+    ep, dtype = table.expert_parallel or tp, group.model_table.dtype
+    outside = bytes_by_device(placement, model, tp, ep, dtype)
+    outside.pop("gpu", None)
+    return sum(outside.values()) // table.pipeline_parallel
+
+
+def _check_parallel(group: ReplicaGroup) -> None:
+    model, source, key = group.model, group.source, group.key
+    tp, pp = group.table.tensor_parallel, group.table.pipeline_parallel
+    if model.heads % tp:
+        raise InputError(
+            source,
+            None,
+            f"{key}.tensor_parallel",
+            f"{model.name} has {model.heads} attention heads, which {tp} GPUs cannot share",
+        )
+    if pp > model.layers:
+        raise InputError(
+            source,
+            None,
+            f"{key}.pipeline_parallel",
+            f"{model.name} has {model.layers} layers, fewer than {pp} stages",
+        )

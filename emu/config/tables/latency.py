@@ -1,0 +1,178 @@
+"""`[latency]`: what an iteration costs. `backend` chooses the kind, `tag` is its name."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import field
+
+from emu.config.tables import OWN, Count, Fraction, NonNegative, Positive, Table, doc, tag_of
+
+Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
+Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
+ComputeEfficiency = Annotated[Fraction, doc("Part of peak FLOP/s; 0 = default.")]
+MemoryEfficiency = Annotated[Fraction, doc("Part of peak bandwidth; 0 = default.")]
+RoundTokens = Annotated[Count, doc("Token counts are rounded up to a multiple of this.")]
+
+
+class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
+    """What an iteration costs."""
+
+    host_overhead: Annotated[
+        bool,
+        doc(
+            "Model the engine around the kernels; false = engine none: no host, graphs, front end or asynchronous scheduling; profile: eager kernels, merged prompts."
+        ),
+    ] = True
+    sampling: Annotated[
+        Literal["auto", "greedy", "random", "top_p"],
+        doc(
+            "How tokens are chosen; auto = as the model's published generation config says (emu/catalogue/sampling.toml)."
+        ),
+    ] = "auto"
+    penalties: Annotated[
+        Literal["auto", "on", "off"],
+        doc("Penalties on repeated tokens; auto = with the generation config's sampling."),
+    ] = "auto"
+    front_end: Annotated[
+        bool,
+        doc(
+            "Times are a client's, through HTTP, tokenizer, detokenizer and streaming (policy vllm, with an engine); false: the engine's."
+        ),
+    ] = True
+    jitter: Annotated[
+        bool,
+        doc(
+            "Steps vary as those of real engines do (a spread, and a pause now and then; mean unchanged): tails mean something."
+        ),
+    ] = False
+    warm_up: Annotated[
+        bool,
+        doc("The server uses its kernels before it is ready; false: first iterations pay."),
+    ] = True
+    step_overhead_us: Annotated[
+        float,
+        doc(
+            "All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."
+        ),
+    ] = -1.0
+    attention_offload: Annotated[
+        bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
+    ] = False
+    sub_batch_interleaving: Annotated[
+        bool, doc("attention_offload: halves of a batch, one on the GPU while one attends.")
+    ] = False
+
+    @property
+    def backend(self) -> str:
+        """The name of its kind."""
+        return tag_of(type(self))
+
+    @property
+    def expert_routing(self) -> str:
+        """The MoE gate."""
+        return "balanced"
+
+    @property
+    def expert_routing_own(self) -> dict[str, Any]:
+        """Keys of a gate of the user's own."""
+        return {}
+
+
+class GatedTable(LatencyTable, kw_only=True, frozen=True):
+    """Back ends that ask a gate which experts a batch visits."""
+
+    expert_routing: Annotated[
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favored), round_robin, random, skewed, or package.module:Class."
+        ),
+    ] = "balanced"
+    expert_routing_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+
+
+class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
+    """Any model on any GPU, from the figures of both."""
+
+    compute_efficiency: ComputeEfficiency = 0.0
+    memory_efficiency: MemoryEfficiency = 0.0
+    round_tokens_to: RoundTokens = 1
+    enforce_eager: Annotated[
+        bool,
+        doc(
+            "No compilation and no CUDA graphs: the host calls every kernel of every step (vLLM's --enforce-eager; docs/model.md)."
+        ),
+    ] = False
+
+
+class ProfileTable(GatedTable, kw_only=True, frozen=True, tag="profile"):
+    """Measured layer profiles."""
+
+    path: Bundles = ""
+    hardware: Hardware = ""
+
+
+class VidurLayersTable(RooflineTable, kw_only=True, frozen=True, tag="vidur"):
+    """Layers and all-reduces as Vidur measured them, the rest from the roofline."""
+
+    path: Annotated[str, doc("Folder with compute/ and network/.")] = ""
+    hardware: Hardware = ""
+
+
+class LinearTable(LatencyTable, kw_only=True, frozen=True, tag="linear"):
+    """Coefficients."""
+
+    base_us: Annotated[NonNegative, doc("Each iteration.")] = 5000.0
+    per_token_us: Annotated[NonNegative, doc("Per token of the iteration.")] = 50.0
+    per_context_token_us: Annotated[NonNegative, doc("Per token processed before.")] = 1.0
+    prefill_tokens_per_s: Annotated[
+        NonNegative, doc("If > 0, prefill-only batches cost tokens / this.")
+    ] = 0.0
+
+
+class AiconfiguratorTable(LatencyTable, kw_only=True, frozen=True, tag="aiconfigurator"):
+    """NVIDIA's measured kernels."""
+
+    path: Annotated[str, doc("Saved table; written there if it does not exist.")] = ""
+    tables: Annotated[
+        str, doc("Engine whose kernels were measured (vllm, sglang, trtllm), /VERSION.")
+    ] = "vllm"
+
+
+class AstraTable(GatedTable, kw_only=True, frozen=True, tag="astra-sim"):
+    """ASTRA-Sim: the embedded executor, or the program itself."""
+
+    binary: Annotated[str, doc("The program; empty = embedded executor.")] = ""
+    dialect: Annotated[
+        Literal["fork", "waiting", "ticks", "oneshot"], doc("How the program speaks.")
+    ] = "fork"
+    timeout_s: Annotated[Positive, doc("No line for so long is an error.")] = 120.0
+    cache: Annotated[str, doc("SQLite file for counts.")] = ""
+    replay: Annotated[str, doc("Take counts from this file only.")] = ""
+    compute: Annotated[Literal["roofline", "profile"], doc("Where layer times come from.")] = (
+        "roofline"
+    )
+    path: Bundles = ""
+    hardware: Hardware = ""
+    compute_efficiency: ComputeEfficiency = 0.0
+    memory_efficiency: MemoryEfficiency = 0.0
+    round_tokens_to: RoundTokens = 1
+    faithful: Annotated[list[str], doc("Quirks to reproduce (docs/astra-sim.md).")] = field(
+        default_factory=list
+    )
+
+
+class OwnLatencyTable(GatedTable, kw_only=True, frozen=True, tag=False):
+    """A class of one's own; its own keys stand in `[latency.own]`."""
+
+    backend: Annotated[str, doc("package.module:Class")]
+    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+
+
+BACKENDS = (
+    RooflineTable,
+    ProfileTable,
+    LinearTable,
+    AstraTable,
+    AiconfiguratorTable,
+    VidurLayersTable,
+)
+"""All kinds; the first is the default."""

@@ -1,0 +1,389 @@
+"""`[engine]` and `[scheduler]`: the serving engine, and how it forms batches.
+
+`policy` chooses the kind of `[scheduler]`. The class of a kind is its entry in the registry of
+schedulers (`emu/config/kinds.py`): `tag` is its name, the only place where that is written,
+`made_by` the class that implements it, and its fields are the keys that it reads beside those of
+all schedulers.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from msgspec import convert, field
+from msgspec.structs import asdict, replace
+
+from emu.config.names import engine_label
+from emu.config.tables import (
+    OWN,
+    Count,
+    Count0,
+    Fraction,
+    Positive,
+    Table,
+    Tokens,
+    Tokens0,
+    doc,
+    tag_of,
+)
+from emu.process.prepared import prepared
+
+MaxNumSeqs = Annotated[
+    Count0,
+    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/engines.md)."),
+]
+MaxNumBatchedTokens = Annotated[
+    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/engines.md).")
+]
+SMALL_MAX_NUM_SEQS = 256
+SMALL_MAX_NUM_BATCHED_TOKENS = 2048
+"""vLLM's defaults on small GPUs: those of a table that belongs to no GPU."""
+SGLANG_MAX_RUNNING_REQUESTS = 2048
+SGLANG_CHUNKED_PREFILL_SIZE = 8192
+"""The same for SGLang."""
+Watermark = Annotated[Fraction, doc("Blocks kept free.")]
+BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
+MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
+ChunkSize = Annotated[Tokens, doc("Tokens per iteration, decodes included.")]
+MaxWaitingIters = Annotated[Count, doc("Decodes between prompts.")]
+MaxTokens = Annotated[Tokens, doc("Tokens reserved per request.")]
+MaxBatchPrefillTokens = Annotated[Tokens, doc("Prompt tokens per batch.")]
+RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at most.")]
+Faithful = Annotated[
+    list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
+]
+
+
+Kind = TypeVar("Kind", bound="SchedulerTable")
+
+
+class EngineTable(Table, kw_only=True, frozen=True):
+    """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
+
+    name: Annotated[str, doc("vllm, sglang, or none: kernels alone (docs/engines.md).")] = "vllm"
+    version: Annotated[
+        str,
+        doc(
+            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; empty = the newest, or that of the learned file."
+        ),
+    ] = ""
+    learned: Annotated[
+        str,
+        doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
+    ] = ""
+
+    @property
+    def label(self) -> str:
+        """The engine in one word: `vllm-0.15`."""
+        return engine_label(self.name, self.version)
+
+
+class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
+    """Iteration-level scheduler of every replica (a replica group may override keys)."""
+
+    made_by: ClassVar[str] = ""
+    """The class that implements it, as module:Class."""
+    forms_ahead: ClassVar[bool] = False
+    """Its scheduler can form a batch while the one before it runs."""
+    one_stage: ClassVar[bool] = False
+    """Its replicas have no pipeline."""
+    lacks: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys of all kinds, or of others, that mean nothing here, with the key to say instead; empty:
+    none."""
+    block_size: Annotated[int, doc("Tokens per KV block.", ge=1, le=4096)] = 16
+    gpu_memory_utilization: Annotated[
+        float, doc("Part of GPU memory for weights and KV.", gt=0, le=1)
+    ] = 0.9
+    num_blocks: Annotated[Count0, doc("KV blocks per replica; 0 = derived from memory.")] = 0
+    leap: Annotated[
+        bool, doc("Take equal decode iterations together (same results, much faster).")
+    ] = True
+    order: Annotated[
+        Literal["arrival", "priority", "deadline", "fair"],
+        doc("Order of the waiting queue: arrival, priority, deadline or fair (between tenants)."),
+    ] = "arrival"
+    skip_blocked: Annotated[bool, doc("Let later requests pass a head that does not fit.")] = False
+
+    @property
+    def policy(self) -> str:
+        """The name of its kind."""
+        return tag_of(type(self))
+
+    @property
+    def overlap(self) -> str:
+        """Whether a batch is formed while the one before it runs: auto, on or off."""
+        return "auto"
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """KV blocks of equal prefixes are reused."""
+        return False
+
+    @property
+    def requests_max(self) -> int:
+        """Requests that an engine is set up for (as vLLM on a small GPU, where no key says it)."""
+        return SMALL_MAX_NUM_SEQS
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens of an iteration that an engine is set up for (likewise)."""
+        return SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def stated(self) -> Self:
+        """The table with its limits written out, which a class of a user's own reads."""
+        return replace(self, **self._limits())
+
+    def _limits(self) -> dict[str, int]:
+        """Keys whose default is 0, with what they stand for."""
+        return {}
+
+    @property
+    def quirks(self) -> list[str]:
+        """Names of defects to reproduce."""
+        return []
+
+    def places(self, stages: int) -> int:
+        """Most requests that can run at once on a replica; 0 = no limit but the blocks."""
+        return 0
+
+
+class BudgetTable(SchedulerTable, kw_only=True, frozen=True):
+    """Requests and tokens of an iteration that the engine is set up for."""
+
+    max_num_seqs: MaxNumSeqs = 0
+    max_num_batched_tokens: MaxNumBatchedTokens = 0
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_num_seqs or SMALL_MAX_NUM_SEQS
+
+    @property
+    def tokens_max(self) -> int:
+        return self.max_num_batched_tokens or SMALL_MAX_NUM_BATCHED_TOKENS
+
+    def _limits(self) -> dict[str, int]:
+        return {"max_num_seqs": self.requests_max, "max_num_batched_tokens": self.tokens_max}
+
+    def places(self, stages: int) -> int:
+        return self.requests_max
+
+
+class VllmTable(BudgetTable, kw_only=True, frozen=True, tag="vllm"):
+    """The current vLLM scheduler."""
+
+    made_by = "emu.scheduling.vllm:VllmScheduler"
+    forms_ahead = True
+    async_scheduling: Annotated[
+        Literal["auto", "on", "off"],
+        doc(
+            "Form each batch while the one before it runs; auto = as the engine does, for colocated replicas of one stage."
+        ),
+    ] = "auto"
+    long_prefill_token_threshold: Annotated[
+        Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
+    ] = 0
+    chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
+    prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
+    reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
+
+    @property
+    def overlap(self) -> str:
+        return self.async_scheduling
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.prefix_caching
+
+
+class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
+    """SGLang's scheduler, with SGLang's names of keys."""
+
+    made_by = "emu.scheduling.sglang.scheduler:SglangScheduler"
+    forms_ahead = True
+    one_stage = True
+    lacks = MappingProxyType(
+        {
+            "block_size": "page_size",
+            "gpu_memory_utilization": "mem_fraction_static",
+            "async_scheduling": "disable_overlap_schedule",
+            "order": "schedule_policy",
+            "skip_blocked": "",
+        }
+    )
+    page_size: Annotated[
+        int,
+        doc(
+            "Tokens per KV page; 0 = the engine's default on the GPU (docs/engines.md).",
+            ge=0,
+            le=4096,
+        ),
+    ] = 0
+    mem_fraction_static: Annotated[
+        Fraction,
+        doc("Part of GPU memory for weights and KV; 0 = the engine's default on the GPU."),
+    ] = 0.0
+    max_running_requests: Annotated[
+        Count0, doc("Running requests per replica; 0 = the engine's default.")
+    ] = 0
+    chunked_prefill_size: Annotated[
+        int,
+        doc(
+            "Tokens per prefill batch; -1 = prompts are not split, 0 = the default on the GPU.",
+            ge=-1,
+            le=2**31 - 1,
+        ),
+    ] = 0
+    max_prefill_tokens: Annotated[
+        Tokens, doc("Second limit on tokens per prefill batch (up to 0.5.9, or unsplit prompts).")
+    ] = 16_384
+    schedule_conservativeness: Annotated[
+        Positive, doc("Scales the part of possible outputs that admission reserves.")
+    ] = 1.0
+    schedule_policy: Annotated[
+        Literal["fcfs", "lpm", "dfs-weight", "lof", "random"],
+        doc("Order of the waiting queue (docs/schedulers.md)."),
+    ] = "fcfs"
+    enable_mixed_chunk: Annotated[bool, doc("Decodes run in prefill batches too.")] = False
+    disable_radix_cache: Annotated[bool, doc("KV of equal prefixes is not reused.")] = False
+    radix_eviction_policy: Annotated[
+        Literal["lru", "lfu", "fifo", "mru", "filo", "priority"],
+        doc("Which cached prefix is evicted first."),
+    ] = "lru"
+    disable_overlap_schedule: Annotated[
+        bool, doc("Choose a batch when the one before it has ended, not when it starts.")
+    ] = False
+    ignore_eos: Annotated[
+        bool,
+        doc("Requests say that outputs are as long as they may be; counts without radix cache."),
+    ] = False
+    page_overhead: Annotated[
+        Literal["auto", "on", "off"],
+        doc("Admission charges a page more per request; auto = from 0.5.14 on."),
+    ] = "auto"
+    full_stops_chunks: Annotated[
+        Literal["auto", "on", "off"],
+        doc("A prompt in pieces waits while all places are taken; auto = in 0.5.9."),
+    ] = "auto"
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return not self.disable_radix_cache
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_running_requests or SGLANG_MAX_RUNNING_REQUESTS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a prefill batch; 0 = no limit of this kind."""
+        if self.chunked_prefill_size < 0:
+            return 0
+        return self.chunked_prefill_size or SGLANG_CHUNKED_PREFILL_SIZE
+
+    @property
+    def tokens_max(self) -> int:
+        return self.chunk_tokens or self.max_prefill_tokens
+
+    @property
+    def overlap(self) -> str:
+        return "off" if self.disable_overlap_schedule else "auto"
+
+    def places(self, stages: int) -> int:
+        return self.requests_max
+
+
+class VidurTable(SchedulerTable, kw_only=True, frozen=True):
+    """What the policies after Vidur share."""
+
+    batch_size_cap: BatchSizeCap = 128
+    faithful: Faithful = field(default_factory=list)
+
+    @property
+    def quirks(self) -> list[str]:
+        return self.faithful
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap
+
+
+class PagedTable(VidurTable, kw_only=True, frozen=True):
+    """Blocks on demand with a watermark."""
+
+    watermark_blocks_fraction: Watermark = 0.01
+
+
+class VllmV0Table(PagedTable, kw_only=True, frozen=True, tag="vllm_v0"):
+    """First-generation vLLM."""
+
+    made_by = "emu.scheduling.vidur:VllmV0Scheduler"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+
+
+class SarathiTable(PagedTable, kw_only=True, frozen=True, tag="sarathi"):
+    """Sarathi-Serve."""
+
+    made_by = "emu.scheduling.vidur:SarathiScheduler"
+    chunk_size: ChunkSize = 512
+
+
+class ReservedTable(VidurTable, kw_only=True, frozen=True):
+    """The longest length reserved at admission."""
+
+    max_tokens: MaxTokens = 4096
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap * stages  # the cap is one of a batch
+
+
+class OrcaTable(ReservedTable, kw_only=True, frozen=True, tag="orca"):
+    """Iteration-level batching."""
+
+    made_by = "emu.scheduling.vidur:OrcaScheduler"
+
+
+class FasterTransformerTable(ReservedTable, kw_only=True, frozen=True, tag="faster_transformer"):
+    """Static batches."""
+
+    made_by = "emu.scheduling.vidur:FasterTransformerScheduler"
+
+
+class LightLlmTable(VidurTable, kw_only=True, frozen=True, tag="lightllm"):
+    """Admission that looks ahead to the peak of memory."""
+
+    made_by = "emu.scheduling.vidur:LightLlmScheduler"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+    max_waiting_iters: MaxWaitingIters = 10
+
+
+class FcfsTable(SchedulerTable, kw_only=True, frozen=True, tag="fcfs"):
+    """BlitzScale's prefill queue."""
+
+    made_by = "emu.scheduling.fcfs:FcfsScheduler"
+    max_batch_prefill_tokens: MaxBatchPrefillTokens = 4096
+    request_token_budget: RequestTokenBudget = 16_000
+
+
+class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
+    """A class of one's own, in the engine around it; its own keys stand in `[scheduler.own]`."""
+
+    policy: Annotated[str, doc("package.module:Class")]
+    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The table of another kind, for a class derived from that kind's scheduler: keys that both
+        have, and those of `own`. Raises msgspec.ValidationError."""
+        shared = {k: v for k, v in asdict(self).items() if k in kind.__struct_fields__}
+        return convert(shared | self.own, prepared(kind))
+
+
+SCHEDULERS = (
+    VllmTable,
+    SglangTable,
+    VllmV0Table,
+    SarathiTable,
+    OrcaTable,
+    LightLlmTable,
+    FasterTransformerTable,
+    FcfsTable,
+)
+"""All kinds; the first is the default."""
