@@ -71,10 +71,9 @@ def fleet_problems(config: Config) -> Iterator[Problem]:
                 yield ("models", index), "needs a prefill and a decode replica"
     if config.commands and is_scaled(config.autoscale):
         yield ("commands",), "models that share GPUs are loaded by the planner alone"
-    if not labels.keys() >= config.workload.model_shares.keys():
-        for name in config.workload.model_shares:
-            if name not in labels:
-                yield ("workload", "model_shares", name), _unknown(name, labels)
+    for name in config.workload.model_shares:
+        if name not in labels:
+            yield ("workload", "model_shares", name), _unknown(name, labels)
     table = config.migration
     for key in ("rebalance", "drain"):
         if getattr(table, key):

@@ -9,13 +9,14 @@ import pytest
 from tests.cli.helpers import emu
 
 PLUGINS = """\
+from emu.config.schema import VllmTable
 from emu.autoscale.planner import Demand
 from emu.scheduling.vllm import VllmScheduler
 
 
 class Counting(VllmScheduler):
     def __init__(self, table, limits):
-        super().__init__(table, limits)
+        super().__init__(table.of(VllmTable), limits)
         self.formed = 0
 
     def schedule(self, now_ns):
