@@ -17,6 +17,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final, final
 
+from emu.kv.keys import root_of
 from emu.request import Prefix, Request
 
 Key = tuple[str, tuple[int, ...]]
@@ -90,14 +91,14 @@ def content_of(request: Request) -> Content:
 
 
 def _content(prefix: Prefix | None, request: Request) -> Content:
-    adapter, owner = request.adapter, request.request_id
+    owner = request.request_id
     if prefix is not None and prefix.token_ids is not None:
         units: list[int] = prefix.token_ids.tolist()
-        return Content(f"1 {adapter}", units, 1, len(units), owner)
+        return Content(root_of(request, 1), units, 1, len(units), owner)
     if prefix is not None and prefix.hash_ids:
         per = prefix.hash_block_tokens
         known = min(request.prompt_tokens, len(prefix.hash_ids) * per)
-        return Content(f"{per} {adapter}", list(prefix.hash_ids), per, known, owner)
+        return Content(root_of(request, per), list(prefix.hash_ids), per, known, owner)
     return Content(_OWN, [], 1, 0, owner)
 
 
