@@ -27,7 +27,9 @@ kernel/clock kernel/natives
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
-kv/blocks kv/counting kv/free_list kv/keys kv/radix kv/tiers
+scheduling/sglang/admission scheduling/sglang/orders scheduling/sglang/retraction
+scheduling/sglang/scheduler
+kv/blocks kv/counting kv/free_list kv/keys kv/prefix_tree kv/radix kv/tiers kv/tree_pool
 migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links network/max_min
 latency/base latency/ends latency/packing

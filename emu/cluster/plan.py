@@ -36,7 +36,6 @@ from emu.config.schema import (
     PlacementTable,
     SchedulerTable,
     ServedModelTable,
-    VllmTable,
 )
 from emu.engines.bundle import BoundEngine
 from emu.errors import InputError
@@ -117,10 +116,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def schedules_ahead(self) -> bool:
         """The engine forms each batch while the one before it runs."""
-        if not isinstance(self.scheduler, VllmTable) or self.pipeline_parallel > 1:
-            return False
-        wanted = self.scheduler.async_scheduling
-        if wanted == "off":
+        wanted = self.scheduler.overlap
+        if not self.scheduler.forms_ahead or wanted == "off" or self.pipeline_parallel > 1:
             return False
         return wanted == "on" or (self.is_overlapped and self.role == "colocated")
 
@@ -128,7 +125,14 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
         is_known = self.latency.backend in KERNEL_TIMES
-        return self.bound.model if is_known and self.bound is not None else None
+        return self.bound_model if is_known else None
+
+    @property
+    def bound_model(self) -> EngineModel | None:
+        """The engine's constants on its GPUs, whatever the backend knows."""
+        if self.bound is None:
+            return None
+        return self.bound.engine.on_gpu(self.bound.model, self.gpu, self.tensor_parallel)
 
     @property
     def engine_label(self) -> str:
@@ -162,8 +166,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_overlapped(self) -> bool:
         """Host and GPU work at the same time."""
-        table = self.scheduler
-        wanted = table.async_scheduling if isinstance(table, VllmTable) else "auto"
+        wanted = self.scheduler.overlap
         if wanted == "auto":
             return self.engine is not None and self.engine.async_scheduling
         return wanted == "on"
@@ -189,7 +192,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What its latency backend is built from."""
         return LatencyContext(
             table=self.latency,
-            engine=None if self.bound is None else self.bound.model,
+            engine=self.bound_model,
             kernels=PlainKernels() if self.bound is None else self.bound.kernels,
             network=config.network,
             model=self.model,

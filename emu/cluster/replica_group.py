@@ -25,6 +25,7 @@ from emu.config.schema import (
     ModelTable,
     ReplicaTable,
     SchedulerTable,
+    SglangTable,
     VllmTable,
 )
 from emu.engines.bundle import BoundEngine, Server
@@ -93,6 +94,7 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     )
     _check_parallel(group)
     _check_layers(group)
+    _check_scheduler(group)
     if not (is_widened(config) or is_widened(scheduler)):
         return msgspec.structs.replace(
             group, layout=_layout_of(group)
@@ -171,7 +173,8 @@ def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
 def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
-    server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens)
+    ranks = table.tensor_parallel * table.pipeline_parallel
+    server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens, ranks=ranks)
     scheduler = filled(group.scheduler, group.bound, server)
     engine, tp = _counted_engine(group), table.tensor_parallel
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
@@ -254,6 +257,16 @@ def _check_layers(group: ReplicaGroup) -> None:
     if group.table.pipeline_parallel > 1:
         problem = f"{model.name} has unlike layers, which emu does not split over stages"
         raise InputError(source, None, "replicas.pipeline_parallel", problem)
+
+
+def _check_scheduler(group: ReplicaGroup) -> None:
+    """What its scheduler cannot do is not asked for."""
+    scheduler, source = group.scheduler, group.source
+    if scheduler.one_stage and group.table.pipeline_parallel > 1:
+        problem = f'policy "{scheduler.policy}" knows one stage'
+        raise InputError(source, None, f"{group.key}.pipeline_parallel", problem)
+    if isinstance(scheduler, SglangTable) and group.config.network.tiers:
+        raise InputError(source, None, "network.tiers", f'not with policy "{scheduler.policy}"')
 
 
 Table = TypeVar("Table", bound=msgspec.Struct)

@@ -23,6 +23,7 @@ from emu.config.kinds import (
     Union,
     control_character,
     is_ordinary,
+    policy_of_engine,
     unions,
 )
 from emu.config.names import (
@@ -34,7 +35,7 @@ from emu.config.names import (
     unknown_key,
     unknown_value,
 )
-from emu.config.schema import Config
+from emu.config.schema import Config, SchedulerTable
 from emu.config.tables import Path, Problem
 
 _INT_MAX: Final = 2**63 - 1
@@ -122,6 +123,8 @@ class _Checker:
             base = self.raw.get(str(path[-1]), {})
             default = base.get(union.key, "") if isinstance(base, dict) else ""
             default = default if isinstance(default, str) else ""
+        if path[-1:] == ("scheduler",):
+            default = default or policy_of_engine(self.raw)
         kind = union.kind_of(value, default)
         name = value.get(union.key, default or union.default)
         if kind is struct.cls:
@@ -134,8 +137,15 @@ class _Checker:
             return  # nothing is known of its keys
         for key in value:
             owners = union.owners(key)
+            lacks = kind.lacks if issubclass(kind, SchedulerTable) else {}
+            said = ""
             if owners and key not in kind.__struct_fields__ and key != union.key:
-                yield (*path, key), _of_another_kind(union, str(name), owners, path)
+                said = _of_another_kind(union, str(name), owners, path)
+            elif key in lacks:
+                said = f'means nothing with {union.key} = "{name}"'
+            if said:
+                instead = lacks.get(key)
+                yield (*path, key), f'{said}; "{name}" has {instead}' if instead else said
         yield table_info(kind)
 
     def _struct(

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 import msgspec
 
 from emu.config.features import is_widened, with_keys
-from emu.config.names import is_import_path
+from emu.config.names import ENGINES, is_import_path
 from emu.config.schema import (
     AutoscaleTable,
     Config,
@@ -198,9 +198,18 @@ def convert(raw: Mapping[str, Any]) -> Config:
     for name, base in FIELDS.items():
         table = raw.get(name)
         if table is not None:
-            kind = KINDS[base].kind_of(table) if isinstance(table, dict) else base
+            default = policy_of_engine(raw) if base is SchedulerTable else ""
+            kind = KINDS[base].kind_of(table, default) if isinstance(table, dict) else base
             made[name] = _read(table, kind)
     return msgspec.structs.replace(config, **made) if made else config
+
+
+def policy_of_engine(raw: Mapping[str, Any]) -> str:
+    """The scheduler of a document that names an engine and no scheduler; empty: none is known."""
+    engine = raw.get("engine")
+    name = engine.get("name") if isinstance(engine, dict) else None
+    words = ENGINES.get(name) if isinstance(name, str) else None
+    return "" if words is None else words.policies[0]
 
 
 def _read(raw: object, kind: type[Kind]) -> Kind:
@@ -262,6 +271,8 @@ def is_faultless(raw: dict[str, Any]) -> bool:
     if any(type(table) in KINDS for table in unions_of):
         return False  # of no kind that is known
     if any(type(fault) is FaultTable for fault in config.faults):
+        return False
+    if any(key in raw.get("scheduler", ()) for key in config.scheduler.lacks):
         return False
     untyped = {name for _, name in PARTIAL_TABLES}
     groups = (*raw.get("replicas", ()), *raw.get("models", ()))

@@ -90,8 +90,13 @@ def config_from_dict(
 
 
 def effective_dict(config: Config) -> dict[str, Any]:
-    """The whole configuration, defaults filled in, as plain values in the schema's order."""
+    """The whole configuration, defaults filled in, as plain values in the schema's order.
+
+    Without keys that mean nothing to its scheduler.
+    """
     plain: dict[str, Any] = msgspec.to_builtins(config)
+    for key in config.scheduler.lacks:
+        plain["scheduler"].pop(key, None)
     return plain
 
 

@@ -33,6 +33,9 @@ class EngineWords(NamedTuple):
 
 ENGINES: Final[dict[str, EngineWords]] = {
     "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), policies=("vllm",)),
+    "sglang": EngineWords(
+        versions=("0.5.3", "0.5.6", "0.5.9", "0.5.14", "0.5.23"), policies=("sglang",)
+    ),
 }
 """Serving engines by name. Policies of no engine are those of simulators, and go with any."""
 NO_ENGINE: Final = "none"
@@ -212,13 +215,16 @@ def engine_label(name: str, version: str) -> str:
 def engine_words(text: str) -> tuple[str, str]:
     """(name, version) of an engine as programs write it; either is empty if the text lacks it.
 
-    `vllm-0.15`, `vLLM 0.15.1`, `vllm==0.15.1`, `TRTLLM`, `0.15`: versions have two numbers.
+    `vllm-0.15`, `vLLM 0.15.1`, `vllm==0.15.1`, `TRTLLM`, `0.15`: versions have two numbers, or as
+    many as those of the engine that are modeled.
     """
     found = re.fullmatch(_VERSIONED, text.strip())
     if found is None:
         return text.strip(), ""
     word = (found.group(1) or "").strip().lower().replace(" ", "-")
-    return _SPELLINGS.get(word, word), ".".join((found.group(2) or "").split(".")[:2])
+    name = _SPELLINGS.get(word, word)
+    numbers = ENGINES[name].default.count(".") + 1 if name in ENGINES else 2
+    return name, ".".join((found.group(2) or "").split(".")[:numbers])
 
 
 def engine_problem(name: str, version: str) -> tuple[str, str] | None:

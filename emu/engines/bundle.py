@@ -24,6 +24,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuSpec
     max_model_tokens: int
     """Longest prompt and output together."""
+    ranks: int = 1
+    """GPUs of a replica."""
 
 
 class Defaults(Protocol):
@@ -50,6 +52,19 @@ class Kernels(Protocol):
         ...
 
 
+class OnGpu(Protocol):
+    """How an engine's model depends on where it runs."""
+
+    def __call__(self, model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
+        """The model on so many of these GPUs."""
+        ...
+
+
+def same_on_all(model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
+    """It does not depend on that."""
+    return model
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """One engine of one version."""
 
@@ -60,6 +75,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     kernels: Kernels
     defaults: Defaults
+    on_gpu: OnGpu = same_on_all
 
     @property
     def label(self) -> str:

@@ -24,12 +24,13 @@ from emu.config.names import (
 )
 from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
 from emu.engines.bundle import BoundEngine, Engine, Server
+from emu.engines.sglang import SGLANG
 from emu.engines.vllm import VLLM
 from emu.errors import InputError
 from emu.latency.engine import EngineModel, with_step_overhead
 from emu.process.prepared import prepared
 
-BUNDLES: Final[dict[str, Engine]] = {engine.label: engine for engine in VLLM}
+BUNDLES: Final[dict[str, Engine]] = {engine.label: engine for engine in (*VLLM, *SGLANG)}
 """By label (`vllm-0.15`)."""
 _OF_OWN_CLASSES: Final = "vllm"
 """Whose defaults a scheduler without an engine has."""

@@ -143,6 +143,11 @@ class Chain:
         self.blocks = blocks
 
 
+def root_of(request: Request, tokens: int) -> str:
+    """What units of so many tokens stand for besides: KV of other roots is of no use."""
+    return f"{tokens} {request.adapter}"
+
+
 def chain_of(request: Request, block_size: int) -> Chain:
     """The content of a request's full blocks, computed once for a block size."""
     chain: Chain | None = request.chain
@@ -158,7 +163,7 @@ def chain_of(request: Request, block_size: int) -> Chain:
     ):
         tokens = prefix.hash_block_tokens
         known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
-        root = f"{tokens} {request.adapter}"
+        root = root_of(request, tokens)
         chain = Chain(root, list(prefix.hash_ids), tokens // block_size, known)
     else:
         keys = keys_of(request, block_size)

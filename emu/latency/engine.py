@@ -33,6 +33,10 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Step n+1 is scheduled and launched while step n runs."""
     graph_tokens_max: int = 512
     """Largest token count that a CUDA graph is captured for; 0 = no graphs (eager)."""
+    graph_sizes: Literal["vllm", "sglang"] = "vllm"
+    """Which counts are captured (`padded`)."""
+    prompt_graphs: bool = True
+    """Steps with prompts run as captured pieces too; False: the host launches their kernels."""
     enforce_eager: bool = False
     """Nothing is compiled or captured: the host calls every kernel of every step
     (`--enforce-eager`; `latency.enforce_eager`)."""
@@ -121,16 +125,43 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The largest captured token count of a server with these limits; 0 = no graphs."""
         if self.enforce_eager:
             return 0
+        if self.graph_sizes == "sglang":
+            return min(self.graph_tokens_max, max_num_seqs)
         return min(self.graph_tokens_max, 2 * max_num_seqs, max_num_batched_tokens)
 
+    def prompt_graph_limit(self, graph_limit: int, max_num_batched_tokens: int) -> int:
+        """The same of steps with prompts; `graph_limit` is that of steps without."""
+        if self.enforce_eager or not self.prompt_graphs:
+            return 0
+        return max_num_batched_tokens if self.graph_sizes == "sglang" else graph_limit
 
-def padded(tokens: int, limit: int) -> int:
-    """The captured size at which a batch of so many tokens runs; itself above `limit`.
 
-    Sizes are 1, 2, 4, multiples of 8 up to 256, then of 16.
+def padded_prompts(tokens: int, limit: int) -> int:
+    """The captured size at which a batch of prompts runs on SGLang; itself above `limit`.
+
+    Sizes are multiples of 4 up to 32, of 16 up to 256, of 32 up to 512, of 64 up to 1,024, of 256
+    up to 4,096, then of 512.
     """
     if tokens > limit:
         return tokens
+    steps = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256))
+    step = next((step for most, step in steps if tokens <= most), 512)
+    return min(-(-tokens // step) * step, limit)
+
+
+def padded(tokens: int, limit: int, sizes: str = "vllm") -> int:
+    """The captured size at which a batch of so many tokens runs; itself above `limit`.
+
+    Sizes are 1, 2, 4, multiples of 8 up to 256, then of 16; SGLang's have 12 besides, and multiples
+    of 32 from 512 on.
+    """
+    if tokens > limit:
+        return tokens
+    if sizes == "sglang":
+        if 8 < tokens <= 12:
+            return min(12, limit)
+        if tokens > 496:
+            return min(-(-tokens // 32) * 32, limit)
     if tokens > 256:
         size = -(-tokens // 16) * 16
     elif tokens > 4:

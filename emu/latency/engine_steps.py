@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from emu.latency.base import BatchShape
-from emu.latency.engine import EngineModel, padded
+from emu.latency.engine import EngineModel, padded, padded_prompts
 from emu.latency.host_costs import HostCosts
 from emu.latency.sampling import SamplerCost, Sampling
 
@@ -49,15 +49,19 @@ class EngineSteps:
         self._penalty_ns = self.sampler.penalty_ns
         self._penalty_sequence_ns = self.sampler.penalty_sequence_ns
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
+        self._prompt_limit = model.prompt_graph_limit(self.graph_limit, max_num_batched_tokens)
+        self._sizes: str = model.graph_sizes
         self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
         self._launches_ns = layers * model.layer_launches * model.launch_ns
         if eager is not None:
             self._launches_ns = eager.host_ns(model.eager_call_ns, model.launch_ns)
 
-    def tokens(self, tokens: int) -> int:
+    def tokens(self, tokens: int, *, has_prompts: bool = False) -> int:
         """The count at which the token-wise layers of a batch run."""
-        return padded(tokens, self.graph_limit)
+        if has_prompts and self._sizes == "sglang":
+            return padded_prompts(tokens, self._prompt_limit)
+        return padded(tokens, self.graph_limit, self._sizes)
 
     def host_costs(self) -> HostCosts:
         """The same for a backend that adds one figure for each step: GPU time beside kernels, and
@@ -96,7 +100,8 @@ class EngineSteps:
         host_ns = self._host_step_ns + sequences * self._host_sequence_ns
         if prompts:
             host_ns += prompts * self._host_prompt_ns
-        launches_ns = self._launches_ns if tokens > self.graph_limit else 0
+        limit = self._prompt_limit if prompts else self.graph_limit
+        launches_ns = self._launches_ns if tokens > limit else 0
         exposed_ns = self._penalty_ns + sequences * self._penalty_sequence_ns
         if self._overlapped:
             return host_ns + launches_ns, exposed_ns

@@ -73,7 +73,8 @@ def with_limits(config: Config, plan: Plan) -> Config:
         before = override(config.scheduler, table.scheduler, "scheduler", plan.source)
         told: dict[str, object] = msgspec.to_builtins(before)
         full: dict[str, object] = msgspec.to_builtins(known[0])
-        changed = {key: value for key, value in full.items() if value != told[key]}
+        lacks = known[0].lacks
+        changed = {k: v for k, v in full.items() if v != told[k] and k not in lacks}
         found.append(changed if len(known) == 1 else {})
     is_one = all(one == found[0] for one in found)
     if is_one and not any("policy" in table.scheduler for table in groups):

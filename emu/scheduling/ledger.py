@@ -25,6 +25,7 @@ from emu.kernel.natives import bisect_left, insort
 from emu.kv.blocks import BlockPool
 from emu.kv.counting import CountingPool
 from emu.kv.grouped import GroupedPool
+from emu.kv.tree_pool import TreePool
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -509,7 +510,7 @@ class Ledger:
         if isinstance(pool, GroupedPool):
             outside = [entry.held for entry in self.reserved.values()]
             return problems + pool.recount(outside + [lost for _, lost in self._lost.values()])
-        if isinstance(pool, BlockPool):
+        if isinstance(pool, (BlockPool, TreePool)):
             owners = [(r.kv_blocks, r.held) for r in holders]
             owners += [(entry.blocks, entry.held) for entry in self.detached.values()]
             owners += [(entry.blocks, None) for entry in self.reserved.values()]

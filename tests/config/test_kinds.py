@@ -34,6 +34,8 @@ ELSEWHERE = {
     "paper": "a column",
     "hpa": "a preset",
     "vllm": "an engine, and its files",
+    "sglang": "an engine",
+    "fcfs": "an order of SGLang's queue",
 }
 """Names of kinds that are also words for something else."""
 OTHERS_WORDS = ("lab/", "apps/fidelity/")

@@ -52,8 +52,8 @@ def test_the_configuration_knows_the_engines_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ('name = "vlm"', ':4: engine.name: expected one of vllm, none; got "vlm"; did you mean'),
-        ('name = "sglang"', ':4: engine.name: expected one of vllm, none; got "sglang"'),
+        ('name = "vlm"', ':4: engine.name: expected one of vllm, sglang, none; got "vlm"; did you'),
+        ('name = "trt"', ':4: engine.name: expected one of vllm, sglang, none; got "trt"'),
         (
             'version = "0.12"',
             ':4: engine.version: vllm "0.12" is not modeled; modeled are 0.11, 0.1',
@@ -103,7 +103,7 @@ def test_the_key_of_before_is_refused_with_the_new_spelling(value: str, now: str
         ("TRTLLM", ("tensorrt-llm", "")),
         ("trtllm 1.1.0", ("tensorrt-llm", "1.1")),
         ("TensorRT-LLM-1.0", ("tensorrt-llm", "1.0")),
-        ("SGLang v0.5.4", ("sglang", "0.5")),
+        ("SGLang v0.5.4", ("sglang", "0.5.4")),
         ("none", ("none", "")),
         ("", ("", "")),
     ],

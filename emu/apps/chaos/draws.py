@@ -502,9 +502,10 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
 
 
 ENGINE_LABELS: Final = (
-    *(engine_label(name, version) for name, words in ENGINES.items() for version in words.versions),
+    *(engine_label("vllm", version) for version in ENGINES["vllm"].versions),
     NO_ENGINE,
 )
+"""Engines of any scheduler's worlds; SGLang's comes with its own (`drawsglang.py`)."""
 
 
 def _engine(rng: Rng, table: Tables, tables: Tables) -> None:

@@ -18,6 +18,7 @@ from emu.apps.chaos.draws import (
     ground_of,
     pick,
 )
+from emu.apps.chaos.drawsglang import draw_sglang
 from emu.apps.chaos.drawwide import draw_wide
 from emu.config.kinds import KINDS, Struct, unions
 from emu.config.rules import drop_idle
@@ -559,6 +560,8 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
     if faults:
         tables["faults"] = faults
+    if wide:
+        draw_sglang(seed, tables)
     return World(tables, lines, heals)
 
 

@@ -6,6 +6,8 @@ schedulers (`emu/config/kinds.py`): `tag` is its name, the only place where that
 all schedulers.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from msgspec import convert, field
@@ -17,6 +19,7 @@ from emu.config.tables import (
     Count,
     Count0,
     Fraction,
+    Positive,
     Table,
     Tokens,
     Tokens0,
@@ -35,6 +38,9 @@ MaxNumBatchedTokens = Annotated[
 SMALL_MAX_NUM_SEQS = 256
 SMALL_MAX_NUM_BATCHED_TOKENS = 2048
 """vLLM's defaults on small GPUs: those of a table that belongs to no GPU."""
+SGLANG_MAX_RUNNING_REQUESTS = 2048
+SGLANG_CHUNKED_PREFILL_SIZE = 8192
+"""The same for SGLang."""
 Watermark = Annotated[Fraction, doc("Blocks kept free.")]
 BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
 MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
@@ -54,9 +60,12 @@ Kind = TypeVar("Kind", bound="SchedulerTable")
 class EngineTable(Table, kw_only=True, frozen=True):
     """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
 
-    name: Annotated[str, doc("vllm, or none: kernels alone (docs/engines.md).")] = "vllm"
+    name: Annotated[str, doc("vllm, sglang, or none: kernels alone (docs/engines.md).")] = "vllm"
     version: Annotated[
-        str, doc("vllm: 0.11, 0.15 or 0.19; empty = the newest, or that of the learned file.")
+        str,
+        doc(
+            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; empty = the newest, or that of the learned file."
+        ),
     ] = ""
     learned: Annotated[
         str,
@@ -74,6 +83,13 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
 
     made_by: ClassVar[str] = ""
     """The class that implements it, as module:Class."""
+    forms_ahead: ClassVar[bool] = False
+    """Its scheduler can form a batch while the one before it runs."""
+    one_stage: ClassVar[bool] = False
+    """Its replicas have no pipeline."""
+    lacks: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys of all kinds, or of others, that mean nothing here, with the key to say instead; empty:
+    none."""
     block_size: Annotated[int, doc("Tokens per KV block.", ge=1, le=4096)] = 16
     gpu_memory_utilization: Annotated[
         float, doc("Part of GPU memory for weights and KV.", gt=0, le=1)
@@ -92,6 +108,11 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
     def policy(self) -> str:
         """The name of its kind."""
         return tag_of(type(self))
+
+    @property
+    def overlap(self) -> str:
+        """Whether a batch is formed while the one before it runs: auto, on or off."""
+        return "auto"
 
     @property
     def caches_prefixes(self) -> bool:
@@ -151,6 +172,7 @@ class VllmTable(BudgetTable, kw_only=True, frozen=True, tag="vllm"):
     """The current vLLM scheduler."""
 
     made_by = "emu.scheduling.vllm:VllmScheduler"
+    forms_ahead = True
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
@@ -165,8 +187,109 @@ class VllmTable(BudgetTable, kw_only=True, frozen=True, tag="vllm"):
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
 
     @property
+    def overlap(self) -> str:
+        return self.async_scheduling
+
+    @property
     def caches_prefixes(self) -> bool:
         return self.prefix_caching
+
+
+class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
+    """SGLang's scheduler, with SGLang's names of keys."""
+
+    made_by = "emu.scheduling.sglang.scheduler:SglangScheduler"
+    forms_ahead = True
+    one_stage = True
+    lacks = MappingProxyType(
+        {
+            "block_size": "page_size",
+            "gpu_memory_utilization": "mem_fraction_static",
+            "async_scheduling": "disable_overlap_schedule",
+            "order": "schedule_policy",
+            "skip_blocked": "",
+        }
+    )
+    page_size: Annotated[
+        int,
+        doc(
+            "Tokens per KV page; 0 = the engine's default on the GPU (docs/engines.md).",
+            ge=0,
+            le=4096,
+        ),
+    ] = 0
+    mem_fraction_static: Annotated[
+        Fraction,
+        doc("Part of GPU memory for weights and KV; 0 = the engine's default on the GPU."),
+    ] = 0.0
+    max_running_requests: Annotated[
+        Count0, doc("Running requests per replica; 0 = the engine's default.")
+    ] = 0
+    chunked_prefill_size: Annotated[
+        int,
+        doc(
+            "Tokens per prefill batch; -1 = prompts are not split, 0 = the default on the GPU.",
+            ge=-1,
+            le=2**31 - 1,
+        ),
+    ] = 0
+    max_prefill_tokens: Annotated[
+        Tokens, doc("Second limit on tokens per prefill batch (up to 0.5.9, or unsplit prompts).")
+    ] = 16_384
+    schedule_conservativeness: Annotated[
+        Positive, doc("Scales the part of possible outputs that admission reserves.")
+    ] = 1.0
+    schedule_policy: Annotated[
+        Literal["fcfs", "lpm", "dfs-weight", "lof", "random"],
+        doc("Order of the waiting queue (docs/schedulers.md)."),
+    ] = "fcfs"
+    enable_mixed_chunk: Annotated[bool, doc("Decodes run in prefill batches too.")] = False
+    disable_radix_cache: Annotated[bool, doc("KV of equal prefixes is not reused.")] = False
+    radix_eviction_policy: Annotated[
+        Literal["lru", "lfu", "fifo", "mru", "filo", "priority"],
+        doc("Which cached prefix is evicted first."),
+    ] = "lru"
+    disable_overlap_schedule: Annotated[
+        bool, doc("Choose a batch when the one before it has ended, not when it starts.")
+    ] = False
+    ignore_eos: Annotated[
+        bool,
+        doc("Requests say that outputs are as long as they may be; counts without radix cache."),
+    ] = False
+    page_overhead: Annotated[
+        Literal["auto", "on", "off"],
+        doc("Admission charges a page more per request; auto = from 0.5.14 on."),
+    ] = "auto"
+    full_stops_chunks: Annotated[
+        Literal["auto", "on", "off"],
+        doc("A prompt in pieces waits while all places are taken; auto = in 0.5.9."),
+    ] = "auto"
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return not self.disable_radix_cache
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_running_requests or SGLANG_MAX_RUNNING_REQUESTS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a prefill batch; 0 = no limit of this kind."""
+        if self.chunked_prefill_size < 0:
+            return 0
+        return self.chunked_prefill_size or SGLANG_CHUNKED_PREFILL_SIZE
+
+    @property
+    def tokens_max(self) -> int:
+        return self.chunk_tokens or self.max_prefill_tokens
+
+    @property
+    def overlap(self) -> str:
+        return "off" if self.disable_overlap_schedule else "auto"
+
+    def places(self, stages: int) -> int:
+        return self.requests_max
 
 
 class VidurTable(SchedulerTable, kw_only=True, frozen=True):
@@ -255,6 +378,7 @@ class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
 
 SCHEDULERS = (
     VllmTable,
+    SglangTable,
     VllmV0Table,
     SarathiTable,
     OrcaTable,

@@ -15,6 +15,7 @@ from emu.config.schema import (
     LightLlmTable,
     OrcaTable,
     SarathiTable,
+    SglangTable,
     VllmTable,
     VllmV0Table,
 )
@@ -113,6 +114,12 @@ class Choices:
         table, members = seat.scheduler, record["members"]
         where = f"batch {record['batch']} of replica {seat.replica} at {record['at_ns']} ns"
         is_own = not isinstance(table, (*_WHOLE, VllmTable, SarathiTable))
+        if isinstance(table, SglangTable):
+            # Reserves, orders and retraction are held against SGLang's classes (tests/scheduling).
+            self._rounds(seat, record, where)
+            for row in record.get("preempted", ()):
+                self._returned.add(row)
+                self._leave(row)
         if not is_own and "first_layer" not in record:
             self._limits(seat, record, where)
             self._victims(seat, desk, record, where)
@@ -154,6 +161,28 @@ class Choices:
                 if before + tokens != reached and not self._is_late(row, before, tokens):
                     self._tape.say(f"T5: {where} reads {tokens} tokens of row {row} from {before}")
 
+    def _rounds(self, seat: Seat, record: Record, where: str) -> None:
+        """SGLang's batches: prompts without decodes, or decodes; within limits."""
+        table, members = seat.scheduler, record["members"]
+        if not isinstance(table, SglangTable):
+            return
+        if len(members) > table.requests_max:
+            count = f"{len(members)}, max_running_requests is {table.requests_max}"
+            self._tape.say(f"T5: {where} has {count}")
+        decodes = [
+            row
+            for row, before, new in members
+            if new == 1 and before >= self._tape.arrived[row]["prompt"] and self._got[row]
+        ]
+        prompts = [member for member in members if member[0] not in decodes]
+        new = sum(member[2] for member in prompts)
+        if table.chunk_tokens and new > table.chunk_tokens:
+            self._tape.say(f"T5: {where} has {new}, chunked_prefill_size is {table.chunk_tokens}")
+        if prompts and decodes and not table.enable_mixed_chunk and seat.role == "colocated":
+            recomputed = [member for member in prompts if self._got[member[0]]]
+            if not recomputed and len(prompts) < len(members):
+                self._tape.say(f"T5: {where} mixes prompts and decodes: {prompts}, {decodes}")
+
     def _is_late(self, row: int, before: int, tokens: int) -> bool:
         """With stages a decode may be formed before the token that it follows is told."""
         return tokens == 1 and before >= self._tape.arrived[row]["prompt"]
@@ -192,8 +221,7 @@ class Choices:
                 is_hit = False  # all of the prompt but its last token is there
             if is_hit and (before % block or before >= reached):
                 self._tape.say(f"T5: {where} finds {before} tokens of row {row} of {reached}")
-            caches = getattr(seat.scheduler, "prefix_caching", False)
-            if is_hit and not caches:
+            if is_hit and not seat.scheduler.caches_prefixes:
                 self._tape.say(f"T5: {where} begins row {row} at token {before}")
             desk.admitted.append(row)
         elif not seat.is_plain:

@@ -201,5 +201,7 @@ def _workload(point: Point) -> Iterable[str]:
 
 
 def _conditions(point: Point) -> Sequence[str]:
+    if point.engine == "sglang":
+        return ("[scheduler]", "disable_radix_cache = true", "ignore_eos = true")
     limits = _VLLM_LIMITS if point.engine == "vllm" else ()
     return ("[scheduler]", "prefix_caching = false", *limits)

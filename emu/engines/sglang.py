@@ -1,0 +1,191 @@
+"""SGLang: what its versions do, and what they take when nothing is said.
+
+Facts are read in the source of 0.5.3, 0.5.6, 0.5.9, 0.5.14 and 0.5.23. Host costs are estimates
+until they are fitted to measured servers.
+
+Memory. SGLang takes a part of what is free before the weights are loaded, and gives what the
+weights leave of it to KV pages; nothing is run to measure. What the other part must hold
+(activations, graphs) is estimated beforehand, and the part follows from it (`_fraction`).
+
+Graphs. Decodes run as captured graphs up to a batch that depends on the GPU, larger ones kernel by
+kernel. Prompts run kernel by kernel up to 0.5.9, and in compiled pieces from 0.5.14 on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import SchedulerTable, SglangTable
+from emu.engines.bundle import Engine, Server
+from emu.kv.engine_memory import EngineMemory
+from emu.latency.coefficients import Kernels, kernels_of
+from emu.latency.engine import EngineModel
+
+_MIB_PER_GIB: Final = 1024
+_SIZES: Final = (
+    # Up to so many GiB: tokens of a prefill batch, largest graph on fewer than 4 ranks, on others.
+    (20, 2048, 8, 8),
+    (35, 2048, 24, 80),
+    (60, 4096, 32, 160),
+    (90, 8192, 256, 512),
+    (160, 8192, 256, 512),
+)
+_LARGE: Final = (16_384, 512, 512)
+_MANY_RANKS: Final = 4
+_RESERVED_MIB: Final = 512
+_TOKEN_MIB: Final = 1.5
+_TOKENS_LEAST: Final = 2048
+_GRAPH_MIB: Final = 2
+_RANK_MIB: Final = 128
+_LARGE_GIB: Final = 60
+_LARGE_RESERVED_MIB: Final = 10_240
+_PAGED: Final = ("B200", "GB200", "B300", "GB300")
+_PAGE_TOKENS: Final = 64
+"""Pages of TensorRT-LLM's attention, which SGLang takes on these GPUs."""
+_MAX_RUNNING_REQUESTS: Final = 2048
+_CONTEXT_PART: Final = 0.85
+"""Of what a process takes before the weights: it is missing in the part that KV is in."""
+_OVERHEAD_SINCE: Final = ("0.5.14", "0.5.23")
+_CHUNKS_STOP: Final = "0.5.9"
+
+
+def _of_size(gpu: GpuSpec, ranks: int) -> tuple[int, int]:
+    """(tokens of a prefill batch, largest captured batch of decodes) on a GPU."""
+    for gib, tokens, few, many in _SIZES:
+        if gpu.reported_gib < gib:
+            return tokens, few if ranks < _MANY_RANKS else many
+    tokens, few, many = _LARGE
+    return tokens, few if ranks < _MANY_RANKS else many
+
+
+def _fraction(gpu: GpuSpec, ranks: int, chunk: int, graph: int) -> float:
+    """The part of the memory for weights and KV where nothing is said; `chunk` 0 = no limit."""
+    total = gpu.reported_gib * _MIB_PER_GIB
+    reserved = _RESERVED_MIB + _TOKEN_MIB * max(chunk, _TOKENS_LEAST)
+    reserved += _GRAPH_MIB * graph + _RANK_MIB * ranks
+    if gpu.reported_gib > _LARGE_GIB:
+        reserved = max(reserved, _LARGE_RESERVED_MIB)
+    return round((total - reserved) / total, 3)
+
+
+class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory rule: nothing but the process itself is kept."""
+
+    model: EngineModel
+    null_blocks: int = 0
+
+    def kept(
+        self,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        element_bytes: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> EngineMemory:
+        """The engine's part of the memory of one rank of `tp`."""
+        taken = self.model.context_bytes + (self.model.parallel_bytes if tp > 1 else 0)
+        return EngineMemory(
+            rotary_bytes=0,
+            layers_bytes=0,
+            sampler_bytes=0,
+            context_bytes=round(taken * _CONTEXT_PART),
+        )
+
+
+class SglangKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """SGLang's kernels: as far as measured, those that vLLM has on the same GPU."""
+
+    def coefficients(self, gpu: GpuSpec) -> Kernels:
+        """What part of the GPU's peaks they reach."""
+        return kernels_of(gpu)
+
+    def fused_bytes_max(self, architecture: str, ranks: int) -> int:
+        """Nothing is fused with an all-reduce."""
+        return 0
+
+
+def sglang_memory(model: EngineModel) -> SglangMemory:
+    """The memory rule with these constants."""
+    return SglangMemory(model=model)
+
+
+def sglang_kernels(model: EngineModel) -> SglangKernels:
+    """The kernels, which have no switches."""
+    return SglangKernels()
+
+
+def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
+    """The engine with the graphs that it captures on a GPU."""
+    _, graph = _of_size(gpu, ranks)
+    return msgspec.structs.replace(model, graph_tokens_max=graph)
+
+
+def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTable:
+    """What a server takes for keys that are not given."""
+    if not isinstance(table, SglangTable):
+        return table
+    gpu, ranks = server.gpu, server.ranks
+    tokens, graph = _of_size(gpu, ranks)
+    chunk = table.chunked_prefill_size or tokens
+    page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
+    fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph)
+    overhead = "on" if version in _OVERHEAD_SINCE else "off"
+    stops = "on" if version == _CHUNKS_STOP else "off"
+    return msgspec.structs.replace(
+        table,
+        page_size=page,
+        block_size=page,
+        mem_fraction_static=fraction,
+        gpu_memory_utilization=fraction,
+        chunked_prefill_size=chunk,
+        max_running_requests=table.max_running_requests or _MAX_RUNNING_REQUESTS,
+        page_overhead=overhead if table.page_overhead == "auto" else table.page_overhead,
+        full_stops_chunks=stops if table.full_stops_chunks == "auto" else table.full_stops_chunks,
+    )
+
+
+def _engine(version: str, model: EngineModel) -> Engine:
+    def defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
+        return _filled(table, server, version)
+
+    return Engine(
+        name="sglang",
+        version=version,
+        model=model,
+        memory=sglang_memory,
+        kernels=sglang_kernels,
+        defaults=defaults,
+        on_gpu=sglang_on,
+    )
+
+
+_V0_5_9: Final = EngineModel(
+    name="sglang-0.5.9",
+    graph_sizes="sglang",
+    prompt_graphs=False,
+    sampler="triton",
+    step_ns=115_000,
+    host_step_ns=1_000_000,
+    host_sequence_ns=10_000,
+    host_prompt_ns=100_000,
+    batch_wait_ns=0,
+)
+
+
+def _named(version: str, *, prompt_graphs: bool) -> EngineModel:
+    return msgspec.structs.replace(_V0_5_9, name=f"sglang-{version}", prompt_graphs=prompt_graphs)
+
+
+SGLANG: Final = (
+    _engine("0.5.3", _named("0.5.3", prompt_graphs=False)),
+    _engine("0.5.6", _named("0.5.6", prompt_graphs=False)),
+    _engine("0.5.9", _V0_5_9),
+    _engine("0.5.14", _named("0.5.14", prompt_graphs=True)),
+    _engine("0.5.23", _named("0.5.23", prompt_graphs=True)),
+)
+"""By version, the oldest first."""

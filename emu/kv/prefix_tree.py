@@ -1,0 +1,360 @@
+"""A tree of token prefixes with locks and eviction of whole leaves, as SGLang's radix cache.
+
+Owns which tokens are cached, in nodes of any length, how often they are held, and which go
+first. Counts tokens; does not know which slots they stand in, nor what is free (`tree_pool.py`).
+
+Rules. Lengths are cut to whole pages. A match or an insertion refreshes every node on its path, and
+cuts the last one where it ends inside. A lock holds a node and all above it; what is not locked can
+be evicted, leaf by leaf, each as a whole; a node becomes a leaf when its last child goes.
+
+What a request's tokens are is a `Content`: token ids, or the hashes of long blocks of a trace, and
+behind them tokens that only the request itself has. A node refers to the content that it was made
+of, so that its length costs nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final, final
+
+from emu.kv.keys import root_of
+from emu.request import Prefix, Request
+
+Key = tuple[str, tuple[int, ...]]
+"""What tells children of a node apart: their first page."""
+_OWN: Final = "own"
+POLICIES: Final = ("lru", "lfu", "fifo", "mru", "filo", "priority")
+"""Orders of eviction. Nothing counts hits here or in the original, so that lfu is lru."""
+_FALLS: Final = ("mru", "filo")
+"""Orders in which a node that is used again goes sooner, not later."""
+
+
+@final
+class Content:
+    """The tokens of one request, prompt and output."""
+
+    root: str
+    """Contents of different roots have nothing in common."""
+    units: list[int]
+    """Token ids, or ids of blocks of `per` tokens."""
+    per: int
+    known: int
+    """Tokens that `units` tell; those behind are the request's own."""
+    owner: int
+    """The request."""
+
+    __slots__ = ("known", "owner", "per", "root", "units")
+
+    def __init__(self, root: str, units: list[int], per: int, known: int, owner: int) -> None:
+        """Each unit stands for `per` tokens; the first `known` tokens count."""
+        self.root = root
+        self.units = units
+        self.per = per
+        self.known = known
+        self.owner = owner
+
+    def key(self, at: int, page: int) -> Key:
+        """The page that begins at token `at`, as a child's key."""
+        if at + page > self.known:
+            return _OWN, (self.owner,)
+        per = self.per
+        return self.root, tuple(self.units[at // per : (at + page - 1) // per + 1])
+
+    def common(self, other: Content, start: int, end: int) -> int:
+        """Tokens from `start` to `end` that both have; those before are the same."""
+        if self.owner == other.owner:
+            return end - start
+        if self.root != other.root:
+            return 0
+        known = min(end, self.known, other.known)
+        if known <= start:
+            return 0
+        per = self.per
+        first, last = start // per, (known - 1) // per + 1
+        mine, theirs = self.units, other.units
+        if mine[first:last] == theirs[first:last]:
+            return known - start
+        while mine[first] == theirs[first]:
+            first += 1
+        return max(0, first * per - start)
+
+
+def content_of(request: Request) -> Content:
+    """The tokens of a request, worked out once."""
+    found = request.chain
+    if isinstance(found, Content):
+        return found
+    content = _content(request.prefix, request)
+    request.chain = content
+    request.chain_block_size = 0  # no pool of blocks takes it for its own
+    return content
+
+
+def _content(prefix: Prefix | None, request: Request) -> Content:
+    owner = request.request_id
+    if prefix is not None and prefix.token_ids is not None:
+        units: list[int] = prefix.token_ids.tolist()
+        return Content(root_of(request, 1), units, 1, len(units), owner)
+    if prefix is not None and prefix.hash_ids:
+        per = prefix.hash_block_tokens
+        known = min(request.prompt_tokens, len(prefix.hash_ids) * per)
+        return Content(root_of(request, per), list(prefix.hash_ids), per, known, owner)
+    return Content(_OWN, [], 1, 0, owner)
+
+
+@final
+class Node:
+    """A run of tokens that nothing has branched off yet."""
+
+    parent: Node | None
+    content: Content
+    start: int
+    """Tokens on the path before it."""
+    end: int
+    children: dict[Key, Node]
+    locks: int
+    """Holders of this node or of one below."""
+    used: int
+    """When it was used last, on the tree's own clock."""
+    made: int
+    priority: int
+    is_listed: bool
+    """It stands in the list of leaves."""
+
+    __slots__ = (
+        "children",
+        "content",
+        "end",
+        "is_listed",
+        "locks",
+        "made",
+        "parent",
+        "priority",
+        "start",
+        "used",
+    )
+
+    def __init__(
+        self, parent: Node | None, content: Content, start: int, end: int, now: int
+    ) -> None:
+        """Tokens `start` to `end` of a content; `now` on the clock of the tree."""
+        self.parent = parent
+        self.content = content
+        self.start = start
+        self.end = end
+        self.children = {}
+        self.locks = 0
+        self.used = now
+        self.made = now
+        self.priority = 0
+        self.is_listed = False
+
+
+@final
+class PrefixTree:
+    """Cached prefixes, in tokens."""
+
+    def __init__(self, page_tokens: int = 1, policy: str = "lru") -> None:
+        assert policy in POLICIES
+        self.page_tokens = page_tokens
+        self.policy = policy
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is cached."""
+        self._clock = 0
+        self._serial = 0
+        self.root = Node(None, Content(_OWN, [], 1, 0, -1), 0, 0, 0)
+        self.root.locks = 1
+        self.root.priority = -(1 << 62)
+        self.evictable = 0
+        """Tokens that are not held."""
+        self.locked = 0
+        """Tokens that are held."""
+        self._leaves: list[tuple[int, int, int, Node]] = []
+        """A heap of leaves that are not held: when each goes, as known when it was put in."""
+
+    # --- finding ----------------------------------------------------------------------------
+    def match(self, content: Content, tokens: int) -> Node:
+        """The node where the longest cached prefix of the first `tokens` ends; they are used."""
+        length = tokens - tokens % self.page_tokens
+        node, at = self.root, 0
+        now = self._tick()
+        while at < length:
+            child = node.children.get(content.key(at, self.page_tokens))
+            if child is None:
+                break
+            child.used = now
+            end = child.start + self._common(child, content, length)
+            if end < child.end:
+                return self._cut(child, end)
+            node, at = child, end
+        return node
+
+    def peek(self, content: Content, tokens: int) -> int:
+        """Tokens of the longest cached prefix; nothing is used or cut."""
+        length = tokens - tokens % self.page_tokens
+        node, at = self.root, 0
+        while at < length:
+            child = node.children.get(content.key(at, self.page_tokens))
+            if child is None:
+                break
+            at = child.start + self._common(child, content, length)
+            if at < child.end:
+                break
+            node = child
+        return at
+
+    # --- adding -----------------------------------------------------------------------------
+    def insert(self, content: Content, tokens: int, priority: int = 0) -> int:
+        """Cache the first `tokens`, whole pages; how many of them were there already."""
+        length = tokens - tokens % self.page_tokens
+        node, at = self.root, 0
+        now = self._tick()
+        node.priority = max(node.priority, priority)
+        while at < length:
+            child = node.children.get(content.key(at, self.page_tokens))
+            if child is None:
+                break
+            child.used = now
+            at = child.start + self._common(child, content, length)
+            node = self._cut(child, at) if at < child.end else child
+            node.priority = max(node.priority, priority)
+        if at < length:
+            leaf = Node(node, content, at, length, self._tick())
+            leaf.priority = priority
+            node.children[content.key(at, self.page_tokens)] = leaf
+            self.evictable += length - at
+            self._list(leaf)
+        return at
+
+    # --- holding ----------------------------------------------------------------------------
+    def lock(self, node: Node) -> None:
+        """Hold a node and all above it."""
+        while node.parent is not None:
+            if not node.locks:
+                self.evictable -= node.end - node.start
+                self.locked += node.end - node.start
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Let go of a node and all above it."""
+        while node.parent is not None:
+            node.locks -= 1
+            assert node.locks >= 0
+            if not node.locks:
+                self.evictable += node.end - node.start
+                self.locked -= node.end - node.start
+                if not node.children:
+                    self._list(node)
+            node = node.parent
+
+    # --- taking -----------------------------------------------------------------------------
+    def evict(self, tokens: int) -> int:
+        """Drop leaves that are not held until so many tokens have gone; how many have."""
+        if self.policy in _FALLS:
+            self._leaves = [
+                (*self._rank(leaf), serial, leaf)
+                for _, _, serial, leaf in self._leaves
+                if leaf.is_listed
+            ]
+            heapify(self._leaves)
+        gone = 0
+        leaves = self._leaves
+        while gone < tokens and leaves:
+            first, second, _, leaf = heappop(leaves)
+            leaf.is_listed = False
+            parent = leaf.parent
+            if leaf.locks or leaf.children or parent is None:
+                continue  # it is listed again when that has changed
+            if (first, second) != self._rank(leaf):
+                self._list(leaf)
+                continue
+            gone += leaf.end - leaf.start
+            self.evictable -= leaf.end - leaf.start
+            del parent.children[leaf.content.key(leaf.start, self.page_tokens)]
+            leaf.parent = None
+            if not parent.children and not parent.locks:
+                self._list(parent)
+        return gone
+
+    # --- inside -----------------------------------------------------------------------------
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _common(self, node: Node, content: Content, length: int) -> int:
+        """Tokens of a node, whole pages, that the content has too."""
+        end = node.end if node.end < length else length
+        common = node.content.common(content, node.start, end)
+        return common - common % self.page_tokens
+
+    def _cut(self, node: Node, at: int) -> Node:
+        """Cut a node at a position; the part before it, which is a new node."""
+        parent = node.parent
+        assert parent is not None
+        page = self.page_tokens
+        upper = Node(parent, node.content, node.start, at, self._tick())
+        upper.priority = node.priority
+        upper.locks = node.locks
+        parent.children[node.content.key(node.start, page)] = upper
+        upper.children[node.content.key(at, page)] = node
+        node.start = at
+        node.parent = upper
+        return upper
+
+    def _rank(self, node: Node) -> tuple[int, int]:
+        """What leaves are dropped by, the least first."""
+        policy = self.policy
+        if policy in ("lru", "lfu"):
+            return node.used, 0
+        if policy == "fifo":
+            return node.made, 0
+        if policy == "mru":
+            return -node.used, 0
+        if policy == "filo":
+            return -node.made, 0
+        return node.priority, node.used
+
+    def _list(self, leaf: Node) -> None:
+        if leaf.is_listed:
+            return
+        leaf.is_listed = True
+        self._serial += 1
+        first, second = self._rank(leaf)
+        heappush(self._leaves, (first, second, self._serial, leaf))
+
+    # --- seeing -----------------------------------------------------------------------------
+    def nodes(self) -> list[Node]:
+        """All nodes but the root, parents first."""
+        found: list[Node] = []
+        waiting = list(self.root.children.values())
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting += node.children.values()
+        return found
+
+    def problems(self) -> list[str]:
+        """Where the tree contradicts itself."""
+        found: list[str] = []
+        held = idle = 0
+        for node in self.nodes():
+            tokens = node.end - node.start
+            if tokens <= 0 or tokens % self.page_tokens:
+                found.append(f"a node of {tokens} tokens")
+            if node.locks:
+                held += tokens
+            else:
+                idle += tokens
+            parent = node.parent
+            if parent is None or parent.end != node.start:
+                found.append("a node does not go on where its parent ends")
+            elif parent is not self.root and parent.locks < node.locks:
+                found.append("a node is held more often than its parent")
+            if not node.locks and not node.children and not node.is_listed:
+                found.append("a leaf that is not held cannot be evicted")
+        if (held, idle) != (self.locked, self.evictable):
+            found.append(f"{self.locked} tokens held, {self.evictable} not: {held}, {idle}")
+        return found

@@ -1,0 +1,193 @@
+"""The KV pool of a server whose prefix cache is a tree of tokens (SGLang).
+
+Owns how many pages are free and which of a request's pages are its own. The others of its pages
+stand in the tree (`prefix_tree.py`), which keeps them while the request holds its place there.
+`blocks_free` counts cached pages that are not held as free, like all pools do; they are evicted
+when something is allocated and truly free pages are fewer: then so many tokens as were asked for
+are evicted, not only those that lack.
+
+A request's prompt is cached when its prefill has ended or a chunk of it goes on (`cache`), prompt
+and output when it leaves (`release`). What stood in the tree already takes the place of the
+request's own copy, which is freed. A request that is retracted caches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from emu.kv.counting import CountingPool
+from emu.kv.prefix_tree import Content, Node, PrefixTree, content_of
+from emu.request import Request
+
+
+@final
+class Place:
+    """Where a request stands in the tree."""
+
+    content: Content
+    node: Node
+    """The last node that it holds."""
+    tokens: int
+    """Of its tokens, those that the tree keeps for it."""
+    priority: int
+
+    __slots__ = ("content", "node", "priority", "tokens")
+
+    def __init__(self, content: Content, node: Node, tokens: int, priority: int) -> None:
+        self.content = content
+        self.node = node
+        self.tokens = tokens
+        self.priority = priority
+
+
+@final
+class TreePool(CountingPool):
+    """Pages of KV, and the cache of prefixes in them."""
+
+    has_identities = True
+
+    def __init__(
+        self, blocks_total: int, block_size: int, *, caches: bool = True, eviction: str = "lru"
+    ) -> None:
+        """`caches` False: a page is free as soon as no request has it."""
+        super().__init__(blocks_total, block_size)
+        self.caches = caches
+        self.tree = PrefixTree(block_size, eviction)
+
+    @property
+    def evictable_blocks(self) -> int:
+        """Cached pages that are not held."""
+        return self.tree.evictable // self.block_size
+
+    @property
+    def tokens_free(self) -> int:
+        """Tokens that can be had, cached ones included."""
+        return self.blocks_free * self.block_size
+
+    # --- finding ----------------------------------------------------------------------------
+    def find(self, request: Request, tokens: int) -> Node:
+        """Where the longest cached prefix of its first `tokens` tokens ends."""
+        if not self.caches:
+            return self.tree.root
+        return self.tree.match(content_of(request), tokens)
+
+    def match(self, request: Request) -> int:
+        """Prompt tokens of a request from outside that are cached now."""
+        if not self.caches:
+            return 0
+        return self.tree.peek(content_of(request), request.prompt_tokens - 1)
+
+    # --- holding ----------------------------------------------------------------------------
+    def lock(self, node: Node) -> None:
+        """Hold a node: it can be evicted no more."""
+        before = self.tree.evictable
+        self.tree.lock(node)
+        self.blocks_free -= (before - self.tree.evictable) // self.block_size
+
+    def unlock(self, node: Node) -> None:
+        """Let go of a node."""
+        before = self.tree.evictable
+        self.tree.unlock(node)
+        self.blocks_free += (self.tree.evictable - before) // self.block_size
+
+    def begin(self, request: Request, node: Node) -> None:
+        """The request runs, with a prefix that is found up to this node."""
+        assert not request.kv_blocks
+        self.lock(node)
+        place = Place(content_of(request), node, node.end, request.priority)
+        request.held = place
+        request.kv_blocks = node.end // self.block_size
+
+    def make_room(self, tokens: int) -> None:
+        """So many tokens are about to be taken: evict as many if fewer are truly free."""
+        if (self.blocks_free - self.evictable_blocks) * self.block_size < tokens:
+            self.tree.evict(tokens)
+
+    def cache(self, request: Request, tokens: int) -> None:
+        """Others can find the first `tokens` tokens of a request that goes on."""
+        place: Place | None = request.held
+        if place is None or not self.caches:
+            return
+        tree, size = self.tree, self.block_size
+        before = tree.evictable
+        had = tree.insert(place.content, tokens, place.priority)
+        node = tree.match(place.content, tokens)
+        assert node.end == tokens - tokens % size
+        twice = had - place.tokens
+        tree.unlock(place.node)
+        tree.lock(node)
+        place.node = node
+        place.tokens = node.end
+        self.blocks_free += (twice + tree.evictable - before) // size
+
+    # --- giving back ------------------------------------------------------------------------
+    def release(self, request: Request) -> None:
+        """The request leaves; what it has computed is cached."""
+        self.leave(request, request.computed_tokens)
+
+    def leave(self, request: Request, tokens: int) -> None:
+        """The request leaves, its first `tokens` tokens are cached. None of them: it starts over,
+        and what only it has is just free."""
+        place: Place | None = request.held
+        blocks = request.kv_blocks
+        request.kv_blocks = 0
+        request.held = None
+        self._give_back(blocks, place, tokens)
+
+    def _give_back(self, blocks: int, place: Place | None, tokens: int) -> None:
+        """Pages of a request that has gone, of which the first `tokens` tokens are cached."""
+        if place is None:
+            self.blocks_free += blocks
+        else:
+            tree, size = self.tree, self.block_size
+            before = tree.evictable
+            own = blocks - place.tokens // size
+            assert own >= 0
+            if self.caches and tokens:
+                had = tree.insert(place.content, tokens, place.priority)
+                own -= max(0, tokens // size - had // size)
+            tree.unlock(place.node)
+            self.blocks_free += own + (tree.evictable - before) // size
+        assert self.blocks_free <= self.blocks_total
+
+    # --- taking -----------------------------------------------------------------------------
+    def take(self, count: int) -> list[Any]:
+        """Pages for a request that is not here yet."""
+        self.make_room(count * self.block_size)
+        return super().take(count)
+
+    def hand_over(self, request: Request, count: int, held: Any) -> None:
+        """The request owns pages that were taken."""
+        request.kv_blocks = count
+        request.held = Place(content_of(request), self.tree.root, 0, request.priority)
+
+    def put_back_held(self, request_id: int, count: int, held: Any) -> None:
+        """Return the pages of a request that left with its KV."""
+        self._give_back(count, held, 0)
+
+    def clear(self) -> None:
+        """Forget everything; all pages are free."""
+        super().clear()
+        self.tree.clear()
+
+    # --- seeing -----------------------------------------------------------------------------
+    def recount(self, holders: Sequence[tuple[int, Any]]) -> list[str]:
+        """Problems found by counting all pages from scratch.
+
+        `holders`: of each, how many pages it has, and its `Place`.
+        """
+        tree, size = self.tree, self.block_size
+        problems = tree.problems()
+        own = 0
+        for blocks, held in holders:
+            shared = held.tokens // size if isinstance(held, Place) else 0
+            if shared > blocks:
+                problems.append(f"{blocks} pages held, {shared} of them in the tree")
+            own += blocks - shared
+        used = own + tree.locked // size
+        if self.blocks_free != self.blocks_total - used:
+            problems.append(f"{self.blocks_free} of {self.blocks_total} pages free, {used} used")
+        if self.blocks_free < self.evictable_blocks:
+            problems.append(f"{self.blocks_free} pages free, {self.evictable_blocks} are cached")
+        return problems

@@ -1,0 +1,210 @@
+"""SGLang as an engine: what its versions take when nothing is said, and runs with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emu.cluster.plan import ReplicaPlan, make_plan
+from emu.config.load import config_from_dict, config_from_text, effective_dict
+from emu.config.schema import SglangTable
+from emu.engines.registry import engine_named, nearest_version
+from emu.errors import InputError
+from emu.latency.engine import padded, padded_prompts
+from emu.runs.run_json import with_limits
+from emu.runs.runner import execute
+
+
+def replica(gpu: str, ranks: int = 1, version: str = "", **scheduler: object) -> ReplicaPlan:
+    tables: dict[str, Any] = {
+        "engine": {"name": "sglang", "version": version},
+        "nodes": [{"gpu": gpu, "gpus": 8}],
+        "replicas": [{"tensor_parallel": ranks}],
+    }
+    if scheduler:
+        tables["scheduler"] = scheduler
+    return make_plan(config_from_dict(tables)).replicas[0]
+
+
+def table_of(one: ReplicaPlan) -> SglangTable:
+    assert isinstance(one.scheduler, SglangTable)
+    return one.scheduler
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "chunk", "graph", "fraction", "page"),
+    [
+        ("L40S", 1, 4096, 32, 0.849, 1),
+        ("A100-SXM4-80GB", 1, 8192, 256, 0.835, 1),
+        ("H100-SXM5-80GB", 1, 8192, 256, 0.835, 1),
+        ("H100-SXM5-80GB", 8, 8192, 512, 0.818, 1),
+        ("H200-SXM-141GB", 1, 8192, 256, 0.907, 1),
+        ("H200-SXM-141GB", 8, 8192, 512, 0.897, 1),
+        ("B200", 1, 16_384, 512, 0.857, 64),
+    ],
+)
+def test_a_server_takes_what_its_gpu_allows(
+    gpu: str, ranks: int, chunk: int, graph: int, fraction: float, page: int
+) -> None:
+    one = replica(gpu, ranks)
+    table = table_of(one)
+    assert (table.chunked_prefill_size, table.page_size, table.block_size) == (chunk, page, page)
+    assert table.mem_fraction_static == pytest.approx(fraction, abs=0.0015)
+    assert table.gpu_memory_utilization == table.mem_fraction_static
+    assert one.engine is not None
+    assert one.engine.graph_tokens_max == graph
+    assert one.schedules_ahead
+    assert one.has_front_end
+
+
+def test_kv_is_what_the_weights_leave() -> None:
+    one = replica("H100-SXM5-80GB", mem_fraction_static=0.8)
+    usable = int(one.gpu.reported_gib * (1 << 30) * 0.8)
+    kept = one.memory.reserve_bytes
+    assert one.memory.num_blocks == (usable - one.memory.weight_bytes_rank - kept) // (128 << 10)
+    assert kept < 300 << 20
+
+
+@pytest.mark.parametrize(
+    ("version", "overhead", "stops"),
+    [
+        ("0.5.3", "off", "off"),
+        ("0.5.9", "off", "on"),
+        ("0.5.14", "on", "off"),
+        ("", "on", "off"),
+    ],
+)
+def test_versions_differ(version: str, overhead: str, stops: str) -> None:
+    one = replica("H100-SXM5-80GB", version=version)
+    table = table_of(one)
+    assert (table.page_overhead, table.full_stops_chunks) == (overhead, stops)
+    assert one.engine_label == f"sglang-{version or '0.5.23'}"
+    given = table_of(replica("H100-SXM5-80GB", version=version, page_overhead="off"))
+    assert given.page_overhead == "off"
+
+
+def test_other_programs_name_versions_in_full() -> None:
+    assert engine_named("SGLang v0.5.9.post1").label == "sglang-0.5.9"
+    asked = ("0.4.9", "0.5.5", "0.5.9", "0.5.10", "0.6.0")
+    assert [nearest_version("sglang", one) for one in asked] == [
+        *("0.5.3", "0.5.3", "0.5.9", "0.5.9", "0.5.23")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("block_size = 16", 'block_size: means nothing with policy = "sglang"; "sglang" has page_'),
+        ("gpu_memory_utilization = 0.8", '; "sglang" has mem_fraction_static'),
+        ("async_scheduling = 'off'", '"vllm"; "sglang" has disable_overlap_schedule'),
+        ("order = 'fair'", '; "sglang" has schedule_policy'),
+        ("skip_blocked = true", 'skip_blocked: means nothing with policy = "sglang"'),
+        ("max_num_seqs = 3", 'it is a key of policy = "vllm"'),
+        ("policy = 'vllm'", '"vllm" is the scheduler of engine vllm; sglang has "sglang"'),
+    ],
+)
+def test_keys_of_others_are_refused(keys: str, problem: str) -> None:
+    text = f'[engine]\nname = "sglang"\n[scheduler]\n{keys}\n'
+    with pytest.raises(InputError) as refused:
+        config_from_text(text, "c.toml")
+    assert str(refused.value).startswith("c.toml:4: scheduler.")
+    assert problem in str(refused.value)
+    text = f'[[replicas]]\nscheduler = {{ policy = "sglang", {keys} }}\n'
+    if "policy" not in keys:
+        with pytest.raises(InputError):
+            config_from_text(text, "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"replicas": [{"pipeline_parallel": 2}]}, "knows one stage"),
+        ({"network": {"tiers": ["cpu"]}}, 'not with policy "sglang"'),
+    ],
+)
+def test_what_its_scheduler_does_not_know_is_refused(tables: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        make_plan(config_from_dict({"engine": {"name": "sglang"}, **tables}))
+
+
+def test_a_run_is_told_what_was_filled_in() -> None:
+    config = config_from_dict({"engine": {"name": "sglang"}})
+    plan = make_plan(config)
+    told = with_limits(config, plan)
+    again = config_from_dict(effective_dict(told))
+    assert make_plan(again).replicas[0].scheduler == plan.replicas[0].scheduler
+
+
+def test_graphs_have_their_own_sizes() -> None:
+    asked = (1, 3, 9, 12, 13, 200, 257, 490, 500, 512, 513)
+    assert [padded(one, 512, "sglang") for one in asked] == [
+        *(1, 4, 12, 12, 16, 200, 272, 496, 512, 512, 513)
+    ]
+    asked = (1, 33, 257, 513, 1025, 5000, 9000)
+    assert [padded_prompts(one, 8192) for one in asked] == [4, 48, 288, 576, 1280, 5120, 9000]
+
+
+CONFIG = """\
+[engine]
+name = "sglang"
+version = "0.5.9"
+[[nodes]]
+gpu = "H100-SXM5-80GB"
+gpus = 1
+[[replicas]]
+[scheduler]
+num_blocks = {blocks}
+page_size = {page}
+schedule_conservativeness = {conservativeness}
+schedule_policy = "{policy}"
+disable_overlap_schedule = {late}
+[workload.synthetic]
+requests = 100
+prefix_groups = {groups}
+{prefix}
+arrivals = {{ process = "gamma", rate_per_s = {rate}, cv = 2.0 }}
+prompt = {{ median = 300.0, sigma = 1.0, max = 1500 }}
+output = {{ median = 60.0, sigma = 0.8, max = 200 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "page", "conservativeness", "policy", "late", "groups", "rate"),
+    [
+        (9000, 1, 0.05, "lpm", "false", 3, 60.0),
+        (4000, 1, 0.02, "fcfs", "false", 0, 200.0),
+        (120, 64, 0.05, "dfs-weight", "false", 2, 40.0),
+        (400_000, 1, 1.0, "fcfs", "false", 0, 5.0),
+        (9000, 1, 0.3, "lof", "true", 2, 60.0),
+    ],
+)
+def test_a_run_with_leaps_is_one_without(
+    tmp_path: Path,
+    blocks: int,
+    page: int,
+    conservativeness: float,
+    policy: str,
+    late: str,
+    groups: int,
+    rate: float,
+) -> None:
+    text = CONFIG.format(
+        blocks=blocks,
+        page=page,
+        conservativeness=conservativeness,
+        policy=policy,
+        late=late,
+        groups=groups,
+        prefix="prefix_tokens = 64" if groups else "",
+        rate=rate,
+    )
+    found = []
+    for leap in ("true", "false"):
+        out = tmp_path / leap
+        keys = [f"scheduler.leap={leap}", f"output.dir={out}"]
+        execute(config_from_text(text, "c.toml", keys), "c.toml", report=False)
+        names = ("requests.csv", "summary.json", "timeseries.csv")
+        found.append([(out / name).read_bytes() for name in names])
+    assert found[0] == found[1]
