@@ -77,12 +77,38 @@ def struct_of(kind: inspect.Type) -> inspect.StructType | None:
     return None
 
 
+def _collect(struct: inspect.StructType, prefix: str, found: dict[str, str]) -> None:
+    """Where each key of the schema lives; the first place wins, lists show index 0."""
+    for item in struct.fields:
+        name = f"{prefix}{item.encode_name}"
+        if prefix:
+            found.setdefault(item.encode_name, name)
+        kind = unwrap(item.type)
+        if isinstance(kind, inspect.ListType):
+            inner = struct_of(kind.item_type)
+            name += ".0"
+        else:
+            inner = struct_of(kind)
+        if inner is not None:
+            _collect(inner, f"{name}.", found)
+            union = unions().get(inner.cls)
+            if union is not None:
+                found.setdefault(union.key, f"{name}.{union.key}")
+            for kind_struct in () if union is None else union.structs:
+                _collect(table_info(kind_struct), f"{name}.", found)
+
+
 class _Checker:
     def __init__(self) -> None:
         self.root = whole_schema()
         self.raw: dict[str, Any] = {}
-        self.elsewhere: dict[str, str] = {}
-        self._collect(self.root, "")
+
+    @functools.cached_property
+    def elsewhere(self) -> dict[str, str]:
+        """Where each key of the schema lives; only a key that is not known asks."""
+        found: dict[str, str] = {}
+        _collect(self.root, "", found)
+        return found
 
     def document(self, raw: dict[str, Any]) -> list[Problem]:
         self.raw = raw
@@ -92,26 +118,6 @@ class _Checker:
         """Problems of one table alone: keys of other tables are no suggestion."""
         self.elsewhere = {}
         return self._struct(struct, raw, path)
-
-    def _collect(self, struct: inspect.StructType, prefix: str) -> None:
-        """Where each key of the schema lives; the first place wins, lists show index 0."""
-        for item in struct.fields:
-            name = f"{prefix}{item.encode_name}"
-            if prefix:
-                self.elsewhere.setdefault(item.encode_name, name)
-            kind = unwrap(item.type)
-            if isinstance(kind, inspect.ListType):
-                inner = struct_of(kind.item_type)
-                name += ".0"
-            else:
-                inner = struct_of(kind)
-            if inner is not None:
-                self._collect(inner, f"{name}.")
-                union = unions().get(inner.cls)
-                if union is not None:
-                    self.elsewhere.setdefault(union.key, f"{name}.{union.key}")
-                for kind_struct in () if union is None else union.structs:
-                    self._collect(table_info(kind_struct), f"{name}.")
 
     def _kind(
         self, struct: inspect.StructType, value: dict[str, Any], path: Path

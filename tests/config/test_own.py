@@ -93,7 +93,6 @@ def test_a_table_of_no_class_is_refused() -> None:
         {"router": {"decode_policy": "first_free", "decode_policy_own": {"weight": 1}}},
         {"migration": {"own": {"weight": 1}}},
         {"latency": {"expert_routing_own": {"weight": 1}}},
-        {"scheduler": {"eviction_own": {"weight": 1}}},
     ):
         said = refusal(tables)
         assert re.search(r"own: means nothing (with|without)", said), said

@@ -64,3 +64,8 @@ def test_what_is_no_eviction_is_refused_with_the_key(tmp_path: Path) -> None:
     group = {"scheduler": {"eviction": "lst"}}
     with pytest.raises(InputError, match=r"replicas\.0\.scheduler\.eviction: .*did you mean"):
         config_from_dict(tables | {"replicas": [group]})
+
+
+def test_keys_for_a_class_without_a_class_are_refused() -> None:
+    with pytest.raises(InputError, match="eviction_own: means nothing without a class"):
+        config_from_dict({"scheduler": {"eviction_own": {"weight": 1}}})
