@@ -19,7 +19,7 @@ import msgspec
 
 from emu.apps.fidelity.runs import Unread
 from emu.catalogue.lookup import lookup_gpu
-from emu.config.names import ENGINES
+from emu.config.names import ENGINES, engine_words
 from emu.errors import InputError
 
 Load = Literal["clients", "at_once"]
@@ -33,11 +33,6 @@ _DRAWN_SOURCES: Final = ("inferencex",)
 _DOUBTFUL: Final = ("gap-analysis", "aic-gap-analysis")
 """Words in the names of sources whose rows contradict their neighbors."""
 _UNKNOWN: Final = "unknown"
-_SPELLINGS: Final = {
-    "trtllm": "tensorrt-llm",
-    "trt-llm": "tensorrt-llm",
-    "tensorrt_llm": "tensorrt-llm",
-}
 _GPUS: Final = {"H100-SXM": "H100-SXM5-80GB", "B200": "B200-SXM-180GB"}
 """Names of GPUs that mean several in general, and one in these tables."""
 
@@ -185,8 +180,7 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
 
 def _engine(text: str) -> str:
     """The engine as emu spells it: `trtllm (pytorch)` is tensorrt-llm."""
-    word = text.lower().partition(" ")[0]
-    engine = _SPELLINGS.get(word, word)
+    engine, _ = engine_words(text.lower().partition(" ")[0])
     if engine not in ENGINES:
         raise _Left(f"engine {text or '(not stated)'}")
     return engine
