@@ -26,7 +26,7 @@ COMPILED = """
 kernel/clock kernel/natives
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
-scheduling/vllm scheduling/simple
+scheduling/looking scheduling/vllm scheduling/simple
 scheduling/sglang/admission scheduling/sglang/orders scheduling/sglang/retraction
 scheduling/sglang/scheduler
 kv/blocks kv/counting kv/free_list kv/keys kv/prefix_tree kv/radix kv/tiers kv/tree_pool

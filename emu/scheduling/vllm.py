@@ -43,7 +43,6 @@ several batches in flight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -63,11 +62,11 @@ from emu.scheduling.base import (
     Recall,
     ReplicaLimits,
     RunOn,
-    Scheduler,
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.ledger import Ledger, Unseen, arrival_order, forget_kv, make_queue
+from emu.scheduling.ledger import Ledger, arrival_order, make_queue
+from emu.scheduling.looking import LookingScheduler
 from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.rotation import Rotation, Turn
 from emu.scheduling.running import Record, RunningSet, VerifyingSet
@@ -114,7 +113,7 @@ class Forming:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class VllmScheduler(Scheduler):
+class VllmScheduler(LookingScheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
     def __init__(
@@ -155,6 +154,7 @@ class VllmScheduler(Scheduler):
             preemptions_max=preemptions_max,
             ledger=Ledger(pool, make_queue(table.order)),
             max_num_seqs=table.requests_max,
+            ahead=ahead,
         )
         self.settings = table
         self._grouped = pool if isinstance(pool, GroupedPool) else None
@@ -174,10 +174,6 @@ class VllmScheduler(Scheduler):
         self.running.parts = parts
         self.pool = pool
         self._cohort = self.running.cohort
-        self._queue = self.ledger.queue
-        self._ahead = ahead
-        self._unseen = Unseen()
-        """Requests that the engine has not looked at yet (`ahead`)."""
         self._blocked = FREE
         self._set_up_promises(walks=walks)
 
@@ -835,35 +831,6 @@ class VllmScheduler(Scheduler):
         return self.running.members(batch)
 
     # --- coming and leaving -----------------------------------------------------------------
-    def enqueue(self, request: Request, now_ns: int) -> None:
-        """The request is here; ahead, the batch after the next one can have it."""
-        if not self._ahead:
-            self.ledger.enqueue(request, now_ns)
-            return
-        if request.queued_ns < 0:
-            request.queued_ns = now_ns
-        forget_kv(request)
-        self._unseen.add(request, now_ns)
-
-    def _see(self, until_ns: int) -> None:
-        """Requests that were here at that time join the waiting queue."""
-        for request in self._unseen.take(until_ns):
-            self._queue.append(request)
-
-    @property
-    def waiting_count(self) -> int:
-        """Requests that wait, unseen ones included."""
-        return self._queue.count + self._unseen.count
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of waiting requests."""
-        return self._queue.prompt_tokens + self._unseen.prompt_tokens
-
-    def waiting(self) -> Iterable[Request]:
-        """Waiting requests, head first."""
-        return chain(self._queue, self._unseen)
-
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         for part in self._parts:

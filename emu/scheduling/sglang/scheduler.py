@@ -29,7 +29,6 @@ full, and no page can be lacking. Decodes advance together in the cohort
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -38,9 +37,10 @@ from emu.config.schema import SglangTable
 from emu.kv.tree_pool import TreePool
 from emu.latency.base import BatchShape
 from emu.request import Request
-from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, Scheduler, add_chunk
+from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, add_chunk
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.ledger import Ledger, Unseen, forget_kv
+from emu.scheduling.ledger import Ledger
+from emu.scheduling.looking import LookingScheduler
 from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.sglang.admission import (
     CONTINUE,
@@ -88,7 +88,7 @@ class Launched:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class SglangScheduler(Scheduler):
+class SglangScheduler(LookingScheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
     def __init__(
@@ -109,21 +109,19 @@ class SglangScheduler(Scheduler):
             caches=not table.disable_radix_cache,
             eviction=table.radix_eviction_policy,
         )
-        self._queue = ListQueue()
+        self._listed = ListQueue()
         super().__init__(
             table,
             limits,
             preemptions_max=preemptions_max,
-            ledger=Ledger(self.pool, self._queue),
+            ledger=Ledger(self.pool, self._listed),
             max_num_seqs=table.requests_max,
+            ahead=ahead,
         )
         self.settings = table
         self.running = RunningSet(self.ledger, limits, frees_late=True)
         self._cohort = self.running.cohort
         self._page = limits.block_size
-        self._ahead = ahead
-        self._unseen = Unseen()
-        """Requests that the engine has not looked at yet (`ahead`)."""
         self._order = Order(table.schedule_policy, self.pool)
         has_overhead = table.page_overhead == "on"
         self._rules = Rules(
@@ -253,7 +251,7 @@ class SglangScheduler(Scheduler):
         if slots <= 0 and (cut is not None) is (self.settings.full_stops_chunks == "on"):
             self._is_full = True
             return None
-        self._order.apply(self._queue)
+        self._order.apply(self._listed)
         decodes = len(self._batch) if self.settings.enable_mixed_chunk else 0
         owed = [self._owed(one) for one in self._batch]
         admission = Admission(self.pool, self._rules, self._ratio, owed, decodes)
@@ -601,35 +599,6 @@ class SglangScheduler(Scheduler):
         return self.pool.match(request)
 
     # --- coming and leaving -----------------------------------------------------------------
-    def enqueue(self, request: Request, now_ns: int) -> None:
-        """The request is here; ahead, the batch after the next one can have it."""
-        if not self._ahead:
-            self.ledger.enqueue(request, now_ns)
-            return
-        if request.queued_ns < 0:
-            request.queued_ns = now_ns
-        forget_kv(request)
-        self._unseen.add(request, now_ns)
-
-    def _see(self, until_ns: int) -> None:
-        """Requests that were here at that time join the waiting queue."""
-        for request in self._unseen.take(until_ns):
-            self._queue.append(request)
-
-    @property
-    def waiting_count(self) -> int:
-        """Requests that wait, unseen ones included."""
-        return self._queue.count + self._unseen.count
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of waiting requests."""
-        return self._queue.prompt_tokens + self._unseen.prompt_tokens
-
-    def waiting(self) -> Iterable[Request]:
-        """Waiting requests, head first."""
-        return chain(self._queue, self._unseen)
-
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         self._has_left = True
