@@ -1,17 +1,20 @@
-# make run   installs into .venv and runs the quick-start
-# make test  installs and passes the tests
+# make run   installs into .venv, compiles the hot path, and runs the quick-start
+# make test  installs and passes the tests, on the sources as they stand
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
 ROUTERS := .venv-routers
 LOADS := .venv-loads
 SITE := .venv-site
+NOTEBOOKS := .venv-notebooks
+FRAMEWORKS := .venv-frameworks
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: astra-sim bench-builds bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast test-machines test-times check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: astra-sim bench-builds bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site notebooks pictures charts clients freeze planted fuzz-http help run test test-fast test-machines test-times check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -21,19 +24,24 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "installing into $(VENV): one or two minutes"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@EMU_COMPILE=0 PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-install: $(STAMP)  ## install into .venv
+$(COMPILED): | $(STAMP)
+	@$(PY) setup.py --quiet compile || [ "$$EMU_COMPILE" != 1 ]
+	@[ "$$EMU_COMPILE" = 0 ] || touch $@
 
-run: $(STAMP)  ## install and run the quick-start (configs/quickstart.toml)
-	@$(PY) -m benchmarks.builds run configs/quickstart.toml
+install: $(COMPILED)  ## install into .venv; the hot path compiled where a C compiler is (EMU_COMPILE=0: pure Python)
 
-compile: $(STAMP)  ## a compiled build beside the sources (build/compiled), which make run then takes; needs a C compiler
-	@$(PY) -m benchmarks.builds compile
+run: $(COMPILED)  ## install and run the quick-start (configs/quickstart.toml)
+	@$(VENV)/bin/emu configs/quickstart.toml
 
-test-compiled: $(STAMP)  ## pass the tests on the compiled build
-	@$(PY) -m benchmarks.builds test -n 2 --dist worksteal
+compile: $(STAMP)  ## compile again what was edited (build/compiled); needs a C compiler
+	@$(PY) setup.py --quiet compile
+	@touch $(COMPILED)
+
+test-compiled: compile  ## pass the tests on the compiled build
+	@EMU_COMPILE=1 $(PY) -m pytest -n 2 --dist worksteal
 
 # The machines of the core, which everything rests on: a minute, so first.
 MACHINES := replica migration faults kv kernel scheduling routing
@@ -81,7 +89,7 @@ PEERS ?= peers.toml
 bench-peers: $(STAMP)  ## make bench-peers PEERS=peers.toml: other emulators and emu in turn (see benchmarks/peers.py)
 	@$(PY) -m benchmarks.peers $(PEERS)
 
-bench-docs: $(STAMP)  ## the results of make bench and bench-builds into docs/speed.md and docs/speed-details.md
+bench-docs: $(STAMP)  ## the results of make bench and bench-builds into docs/speed.md and docs/lab/speed-details.md
 	@$(PY) -m benchmarks.write_speed --write
 
 DATA ?= ../shared/data
@@ -94,7 +102,7 @@ soak: $(STAMP)  ## long property tests
 chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
 	@$(PY) -m emu chaos --seeds 0:10000 --at-least 100
 
-nightly: $(STAMP)  ## every shipped configuration under `emu chaos --seeds 0:20`, whole (an hour of CPU time)
+nightly: test-compiled  ## every shipped configuration under `emu chaos --seeds 0:20`, whole (an hour of CPU time)
 	@EMU_NIGHTLY=1 $(PY) -m pytest -m soak --timeout 14400 tests/chaos/test_shipped.py
 
 soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of faults: memory flat (3 CPU-minutes)
@@ -136,11 +144,15 @@ astra-sim:  ## build the published ASTRA-Sim: make astra-sim ASTRA_SIM=TREE (ben
 	@test -n "$(ASTRA_SIM)" || { echo "give the tree: make astra-sim ASTRA_SIM=DIR" >&2; exit 2; }
 	@benchmarks/build_astra.sh "$(ASTRA_SIM)" "$(or $(OUT),build/astra-sim)"
 
-clients: $(STAMP)  ## openai, anthropic and prometheus-client against a live server (own environment)
+clients: $(STAMP)  ## openai, anthropic, prometheus-client, kubernetes, instructor and dspy against a live server (own environments)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1 kubernetes==37.0.2
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,engine,anthropic,prometheus"
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/kubernetes_client.py
+	@test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check instructor==1.17.0 dspy==3.4.1 openai==2.54.0
+	@$(PY) tests/serve/clients/run.py $(FRAMEWORKS)/bin/python tests/serve/clients/prompted_clients.py --speed 20
 
 clients-all: clients  ## also instructor, litellm, and routers of other projects before a fleet (own environment)
 	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
@@ -165,18 +177,25 @@ fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environm
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/schemathesis_fuzz.py \
 		--speed 2000 --output-tokens 3 --set model.max_model_tokens=600
 
-bench-builds: $(STAMP)  ## both builds in turn on the cases of docs/speed.md (ten minutes)
+bench-builds: compile  ## both builds in turn on the cases of docs/speed.md (ten minutes)
 	@$(PY) -m benchmarks.builds bench
 
-builds-alike: $(STAMP)  ## every config, the corpus and 300 random worlds: the same bytes from both builds
+builds-alike: compile  ## every config, the corpus and 300 random worlds: the same bytes from both builds
 	@$(PY) -m benchmarks.builds alike --seeds 300
 
-wheel: $(STAMP)  ## a wheel in dist/, pure Python (EMU_COMPILE=1: compiled)
-	@rm -rf build/lib build/bdist* dist && EMU_COMPILE=$${EMU_COMPILE:-0} $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+wheel: $(STAMP)  ## a wheel in dist/, compiled where a C compiler is (EMU_COMPILE=0: pure Python)
+	@rm -rf build/lib build/bdist* dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@rm -rf build/lib build/bdist* && ls -l dist
 
 wheel-check: wheel  ## the wheel in an empty environment, away from the repository: init, run, sizes
 	@$(PY) -m benchmarks.wheel_check dist
+
+notebooks:  ## run the notebooks and compare what they show (own virtual environment); WRITE=1 stores it
+	@test -x $(NOTEBOOKS)/bin/python || { $(PYTHON) -m venv $(NOTEBOOKS) && $(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock nbclient ipykernel pandas polars; }
+	@PYTHONPATH=$(CURDIR) $(NOTEBOOKS)/bin/python -m benchmarks.notebooks $(if $(WRITE),--write)
+
+pictures: $(STAMP)  ## draw the pictures of the documentation anew (pages need Chromium)
+	@$(PY) -m benchmarks.pictures
 
 site: $(STAMP)  ## the documentation as a site in site/ (own virtual environment); broken links are errors
 	@test -x $(SITE)/bin/mkdocs || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --quiet --disable-pip-version-check "mkdocs-material>=9.5"; }
@@ -189,4 +208,4 @@ lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|emu-llm|pip)==" > requirements.lock
 
 clean:  ## remove what the above made
-	rm -rf $(VENV) $(CLIENTS) $(ROUTERS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(ROUTERS) $(SITE) $(NOTEBOOKS) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache

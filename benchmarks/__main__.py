@@ -8,7 +8,7 @@
 Every case is a fresh process of the command line, start-up and output included. Where the Azure
 trace is not in ../shared/data, a synthetic trace of the same size stands in, and the table says so.
 Results are kept in benchmarks/results/: bench.json is the newest, beside it one file for each time.
-`python -m benchmarks.write_speed` puts them into docs/speed-details.md.
+`python -m benchmarks.write_speed` puts them into docs/lab/speed-details.md.
 """
 
 from __future__ import annotations

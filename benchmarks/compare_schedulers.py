@@ -1,4 +1,4 @@
-"""The schedulers on the same requests: the table of docs/schedulers.md.
+"""The schedulers on the same requests: the table of docs/lab/schedulers.md.
 
     python -m benchmarks.compare_schedulers [--rate R] [--set KEY=VALUE ...]
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.faithful                 # all runs, about ten minutes on two cores
     python -m benchmarks.faithful single pp       # some of them
-    python -m benchmarks.faithful --write         # and put the table into docs/astra-sim.md
+    python -m benchmarks.faithful --write         # and put the table into docs/lab/astra-sim.md
 
 Repeats the published runs (`RUNS`, they need `../shared/data`) as the original ran them, then with
 each habit alone turned off, then with all of them off, and prints the difference of the end clock.
@@ -27,7 +27,7 @@ from emu.workload.items import Line
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SHARED: Final = ROOT.parent / "shared/data"
-PAGE: Final = ROOT / "docs/astra-sim.md"
+PAGE: Final = ROOT / "docs/lab/astra-sim.md"
 _BLOCK: Final = re.compile(r"(<!-- switches off -->\n).*?(\n<!-- end of switches off -->)", re.S)
 _TIER: Final = {"prefix_storage": "cpu", "prefix_sharing": True}
 _PIM: Final = {"attention_offloading": True}

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/fidelity-details.md that come from `benchmarks.fidelity`.
+"""Writes the tables of docs/lab/fidelity-details.md that come from `benchmarks.fidelity`.
 
     python -m benchmarks.fidelity_docs --write     # all of them; a minute or two
     python -m benchmarks.fidelity_docs             # says which are out of date
@@ -23,7 +23,7 @@ from benchmarks import fidelity, fidelity_blocks, fidelity_makespans, fidelity_n
 from benchmarks.fidelity import METRICS, PAIRS, SHARED, Result
 from emu.report.compare import STATISTICS
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fidelity-details.md"
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "lab" / "fidelity-details.md"
 REPEATS: Final = 40
 _BLOCK: Final = r"(<!-- fidelity: {name} -->\n\n).*?(\n\n<!-- end of fidelity -->)"
 _RUNS: Final = {"RTX 4090": "RTX4090-Llama-3.1-8B", "RTX PRO 6000": "RTXPRO6000-Llama-3.1-8B"}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fidelity_steps
 
-Three looks behind docs/fidelity-details.md:
+Three looks behind docs/lab/fidelity-details.md:
 
 * Fed with the measured ends of iterations, does the emulated scheduler give requests their first
   token in the measured iteration? (RTX PRO 6000, until seats are short.)

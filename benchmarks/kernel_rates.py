@@ -13,7 +13,8 @@ import time
 
 import anyio
 
-from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
+from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.kernel.tasks import TaskKernel
 
 MS = 1_000_000

@@ -81,16 +81,20 @@ def timed(
     return Cost(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1024)
 
 
-def measure(case: Case, directory: Path, tree: Path = ROOT) -> Cost:
-    """Run one case in a fresh process of the command line; all its files are written."""
+def measure(case: Case, directory: Path, tree: Path = ROOT, compiled: str = "auto") -> Cost:
+    """Run one case in a fresh process of the command line; all its files are written.
+
+    `compiled`: which build, as `EMU_COMPILE` says it.
+    """
     config = directory / "case.toml"
     config.write_text(case.config)
     command = [sys.executable, "-m", "emu", str(config), "--no-report", "-q"]
     shutil.rmtree(directory / "o", ignore_errors=True)  # else the run of another case is kept
     command += ["-o", str(directory / "o")]
     log = directory / "log"
+    chosen = {**environment(tree, directory), "EMU_COMPILE": compiled}
     try:
-        cost = timed(command, cwd=tree, env=environment(tree, directory), output=log)
+        cost = timed(command, cwd=tree, env=chosen, output=log)
     except Failed as error:
         raise SystemExit(f"{case.name}: {error}\n{log.read_text()[-2000:]}") from None
     facts = json.loads((directory / "o" / "run.json").read_text())

@@ -30,7 +30,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.builds import COMPILED, is_current
+from benchmarks.builds import BUILDS, is_built
 from benchmarks.cases import AZURE_REQUESTS, WARM_UP, Case, azure_cases, has_trace
 from benchmarks.measure import (
     RESULTS,
@@ -69,9 +69,9 @@ def main() -> int:
     print("|---" * 9 + "|")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="emu-peers-") as name:
-        measure(WARM_UP, Path(name))
-        if is_current():
-            measure(WARM_UP, Path(name), COMPILED)
+        measure(WARM_UP, Path(name), compiled=BUILDS["pure"])
+        if is_built():
+            measure(WARM_UP, Path(name), compiled=BUILDS["compiled"])
         try:
             for peer in peers:
                 row = in_turn(peer, options.repeats, Path(name))
@@ -110,9 +110,9 @@ def in_turn(peer: dict[str, Any], repeats: int, directory: Path) -> dict[str, An
     theirs: list[Cost] = []
     problem = ""
     for _ in range(repeats):
-        ours.append(measure(case, directory))
-        if is_current():
-            compiled.append(measure(case, directory, COMPILED))
+        ours.append(measure(case, directory, compiled=BUILDS["pure"]))
+        if is_built():
+            compiled.append(measure(case, directory, compiled=BUILDS["compiled"]))
         try:
             cwd = Path(peer["directory"])
             theirs.append(timed(peer["command"], cwd=cwd, timeout_s=TIMEOUT_S))

@@ -1,4 +1,4 @@
-"""The figure of docs/speed-details.md: how cost grows, in three panels."""
+"""The figure of docs/lab/speed-details.md: how cost grows, in three panels."""
 
 from __future__ import annotations
 

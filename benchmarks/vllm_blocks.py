@@ -170,7 +170,7 @@ def schedule(seed: int) -> tuple[dict[str, Any], list[Any]]:
         kv_layout=layout,
     )
     parts = () if speculation is None else (speculation,)
-    engine = VllmScheduler(table, limits, parts=parts)
+    engine = VllmScheduler(table, limits, parts=parts, walks=True)
     pool = engine.pool
     assert isinstance(pool, GroupedPool)
     recorder = Recorder(pool, 0 if speculation is None else speculation.lookahead_tokens)

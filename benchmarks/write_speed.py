@@ -1,4 +1,4 @@
-"""The figures of docs/speed.md and docs/speed-details.md, from what the benchmarks kept.
+"""The figures of docs/speed.md and docs/lab/speed-details.md, from what the benchmarks kept.
 
     make bench                                   # benchmarks/results/*.json
     make bench-builds                            # both builds, the table of docs/speed.md
@@ -27,7 +27,7 @@ from benchmarks.peers import SHAPES, besides
 from benchmarks.speed_figure import speed_svg
 
 SHORT: Final = ROOT / "docs" / "speed.md"
-PAGE: Final = ROOT / "docs" / "speed-details.md"
+PAGE: Final = ROOT / "docs" / "lab" / "speed-details.md"
 KEPT: Final = ROOT / "docs" / "figures" / "speed.json"
 FIGURE: Final = ROOT / "docs" / "figures" / "speed.svg"
 PARTS: Final = ("bench", "builds", "peers", "sweep", "profile")

@@ -6,9 +6,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from emu.process.compiled import take as _take
+
 if TYPE_CHECKING:
     from emu.api import Drawing, MissingPackage, Result, Rows, compare, frame, load, plot, run
     from emu.apps.plan.plan import plan
+    from emu.apps.study.study import Study, study
     from emu.apps.sweeps.table import sweep
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
@@ -23,6 +26,7 @@ __all__ = [
     "Result",
     "Rows",
     "RunError",
+    "Study",
     "World",
     "__version__",
     "compare",
@@ -31,12 +35,17 @@ __all__ = [
     "plan",
     "plot",
     "run",
+    "study",
     "sweep",
 ]
 
+_take()  # before any other module of emu is loaded
+
 _ELSEWHERE: Final = {
     "World": "emu.world",
+    "Study": "emu.apps.study.study",
     "plan": "emu.apps.plan.plan",
+    "study": "emu.apps.study.study",
     "sweep": "emu.apps.sweeps.table",
     "__version__": "emu.process.version",
 }

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from emu.runs.runner import RunResult, adjust, execute
 
 if TYPE_CHECKING:
     from emu.report.compare import Comparison
+    from emu.report.paired import PairedComparison, SeedSet
     from emu.report.rundata import RunData
 
 _TEXT_COLUMNS: Final = frozenset(
@@ -101,6 +102,18 @@ class Result:
             f"<emu.Result {str(self.directory)!r}: {s.completed} completed, "
             f"TTFT p50 {s.median_ttft_ms:.1f} p99 {s.p99_ttft_ms:.1f} ms, "
             f"TPOT p50 {s.median_tpot_ms:.1f} p99 {s.p99_tpot_ms:.1f} ms, load {s.load.verdict}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: latencies, and the figures below them."""
+        from emu.report.grid import html_table
+        from emu.report.summary import METRICS, STATISTICS
+        from emu.report.table import figures, latency_cells
+
+        latencies = [[metric, *latency_cells(self.summary, metric)] for metric in METRICS]
+        others = [[name, text] for name, text, _ in figures(self.summary)]
+        return html_table(f"{self.directory}: latency, ms", ["", *STATISTICS], latencies) + (
+            html_table("", ["", ""], others)
         )
 
     @cached_property
@@ -236,19 +249,26 @@ def _loaded(
     return load_config(config, texts), str(config)
 
 
-Runs = Result | str | Path | Mapping[str, "Result | str | Path"]
-"""A run or its directory, or several by name."""
+One = Result | str | Path
+Runs = One | Mapping[str, One | Sequence[One]]
+"""A run or its directory, or several by name; a list of runs is one system over its seeds."""
 
 
-def compare(*runs: Runs, seed: int = 0) -> Comparison:
+def compare(*runs: Runs, seed: int = 0) -> Comparison | PairedComparison:
     """Two to ten runs side by side, the first is the base: `.rows` with differences in per cent and
     their 95 % intervals, `.settings` with the keys that differ.
 
-    Runs are results or directories, or a mapping from names to them. Raises InputError.
+    Runs are results or directories, or a mapping from names to them. Where names stand for lists of
+    runs, these are the seeds of a system: `.rows` has means over seeds with their intervals, and
+    differences paired by seed. Raises InputError.
     """
     from emu.report.compare import compare_data
+    from emu.report.paired import compared
 
-    return compare_data(_data_of(runs), seed)
+    sets = _sets_of(runs)
+    if all(len(one.runs) == 1 and not one.is_list for one in sets):
+        return compare_data(_data_of(sets), seed)
+    return compared([_seed_set(one) for one in sets])
 
 
 class Drawing:
@@ -257,6 +277,11 @@ class Drawing:
     def __init__(self, figure: Any) -> None:
         self.figure = figure
         """matplotlib's Figure."""
+
+    def __repr__(self) -> str:
+        """The titles of its axes."""
+        titles = [f"{axes.get_ylabel()} over {axes.get_xlabel()}" for axes in self.figure.axes]
+        return f"<emu.Drawing: {'; '.join(titles)}>"
 
     def save(self, path: str | Path) -> Path:
         """Write a .pdf, .svg or .png; its path. Raises InputError."""
@@ -274,53 +299,117 @@ class Drawing:
 
 def plot(
     *runs: Runs,
-    figure: str = "ttft-cdf",
+    figure: str = "",
     width: str = "single",
     x: str = "gpu_seconds.total",
-    y: str = "p99_ttft_ms",
+    y: str | Sequence[str] = "",
 ) -> Drawing:
     """A figure of runs, as `emu plot` draws it: ttft-cdf, tpot-cdf, itl-cdf, e2e-cdf, timeline,
-    gpus, gantt, or pareto with the figures `x` and `y` of summary.json.
+    gpus, gantt, means, or pareto with the figures `x` and `y` of summary.json.
 
-    Runs as for `compare`. Needs matplotlib (extra `plots`). Raises InputError.
+    Runs as for `compare`. Lists of runs are drawn as means over their seeds with 95 % intervals:
+    `means` (the default for them) and the distributions. Needs matplotlib (extra `plots`). Raises
+    InputError.
     """
     from emu.report.figures import draw_charts, figure_charts
+    from emu.report.mean_figures import MEANS_SHOWN, cdf_bands, draw_means
 
-    return Drawing(draw_charts(figure_charts(figure, _data_of(runs), x, y), width))
+    sets = _sets_of(runs)
+    has_lists = any(one.is_list for one in sets)
+    if figure == "means" or (has_lists and not figure):
+        shown = ([y] if y else MEANS_SHOWN) if isinstance(y, str) else list(y)
+        return Drawing(draw_means([_seed_set(one) for one in sets], shown, width))
+    data = _data_of(sets)
+    if not has_lists:
+        charts = figure_charts(figure or "ttft-cdf", data, x, str(y or "p99_ttft_ms"))
+        return Drawing(draw_charts(charts, width))
+    parts = iter(data)
+    grouped = [(one.name, [next(parts) for _ in one.runs]) for one in sets]
+    return Drawing(draw_charts([cdf_bands(figure, grouped)], width))
 
 
-def _data_of(runs: Sequence[Runs]) -> list[RunData]:
-    """What was read of runs; those with a name are called by it."""
+class _Set(NamedTuple):
+    """What one name stands for."""
 
-    found: list[RunData] = []
+    name: str
+    """Empty for a run that was given without one."""
+    runs: list[Result]
+    is_list: bool
+
+
+def _sets_of(runs: Sequence[Runs]) -> list[_Set]:
+    """Runs, or lists of them, by name. Raises InputError."""
+    sets = []
     for one in runs:
-        named_runs = one.items() if isinstance(one, Mapping) else [("", one)]
-        for name, run_ in named_runs:
-            result = _result_of(name, run_)
-            called = Path(name) if name else result.directory
-            found.append(msgspec.structs.replace(result.data, directory=called))
-    if not found:
+        for name, found in one.items() if isinstance(one, Mapping) else [("", one)]:
+            is_list = isinstance(found, (list, tuple))
+            if not isinstance(name, str):
+                raise InputError("runs", None, "", f"expected names that are texts, got {name!r}")
+            if is_list and not (found and name):
+                raise InputError("runs", None, name, "a list of runs needs a name and a run")
+            of = found if isinstance(found, (list, tuple)) else [found]
+            sets.append(_Set(name, [_result_of(name, each) for each in of], is_list))
+    if not sets:
         raise InputError("runs", None, "", "give at least one run")
+    return sets
+
+
+def _data_of(sets: Sequence[_Set]) -> list[RunData]:
+    """What was read of runs; those with a name are called by it."""
+    found = []
+    for one in sets:
+        for result in one.runs:
+            called = Path(one.name) if one.name and not one.is_list else result.directory
+            found.append(msgspec.structs.replace(result.data, directory=called))
     return found
 
 
-def _result_of(name: object, run_: object) -> Result:
-    """The run that stands under a name, or under the empty one. Raises InputError."""
-    if not isinstance(name, str):
-        raise InputError("runs", None, "", f"expected names that are texts, got {name!r}")
+def _seed_set(one: _Set) -> SeedSet:
+    """The figures of a system over its seeds."""
+    from emu.report.paired import SeedSet, numbers_of
+    from emu.report.summary import figures_of
+
+    figures = numbers_of([figures_of(result.summary) for result in one.runs])
+    seeds = [int(result.config["seed"]) for result in one.runs]
+    return SeedSet(one.name or one.runs[0].directory.name, seeds, figures)
+
+
+def _result_of(name: str, run_: object) -> Result:
+    """A run, or its directory as one. Raises InputError."""
     if isinstance(run_, (str, Path)):
         return Result(Path(run_))
     if isinstance(run_, Result):
         return run_
-    what = "a list" if isinstance(run_, (list, tuple)) else f"a value of type {type(run_).__name__}"
-    raise InputError("runs", None, name, f"expected a result or a directory, got {what}")
+    problem = f"expected a result or a directory, got a value of type {type(run_).__name__}"
+    raise InputError("runs", None, name, problem)
+
+
+def column_of(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Values as a column: numbers where all are numbers (NaN for none), else words."""
+    if values and all(isinstance(v, bool) for v in values):
+        return np.array(values)
+    if all(v is None or isinstance(v, (int, float)) for v in values):
+        is_whole = all(type(v) is int for v in values)
+        kind = np.int64 if is_whole else np.float64
+        return np.array([np.nan if v is None else v for v in values], dtype=kind)
+    return np.array(["" if v is None else str(v) for v in values], dtype=np.str_)
+
+
+def table_of(columns: Mapping[str, np.ndarray[Any, Any]]) -> Rows:
+    """Columns of one length as records."""
+    kinds = [(name, column.dtype) for name, column in columns.items()]
+    table = np.empty(max((len(column) for column in columns.values()), default=0), dtype=kinds)
+    for name, column in columns.items():
+        table[name] = column
+    return table.view(Rows)
 
 
 def frame(runs: Mapping[str, Result]) -> Rows:
     """The requests of many runs as one table: `run`, then what a request is and how long it took.
 
     Times since the start in s (`arrival_s`), latencies in ms (`ttft_ms`, `tpot_ms`, `e2e_ms`,
-    `queue_ms`), NaN where there is none. `frame(...).to_pandas()`.
+    `queue_ms`), NaN where there is none. `preempted_ms`: in service, and in no batch nor in a
+    migration, as Vidur counts it; `pd_ratio`: prompt over output tokens. `frame(...).to_pandas()`.
     """
     if not runs:
         raise InputError("frame", None, "", "give at least one run, by name")
@@ -336,7 +425,8 @@ def frame(runs: Mapping[str, Result]) -> Rows:
     }
     times = {"ttft_ms": "ttft_ns", "tpot_ms": "tpot_ns", "e2e_ms": "latency_ns"}
     times["queue_ms"] = "queue_ns"
-    columns: dict[str, list[Any]] = {name: [] for name in (*words, *counts, "arrival_s", *times)}
+    more = ("arrival_s", *times, "preempted_ms", "pd_ratio")
+    columns: dict[str, list[Any]] = {name: [] for name in (*words, *counts, *more)}
     for name, result in runs.items():
         rows = result.requests
         columns["run"].append(np.full(len(rows), name))
@@ -346,12 +436,13 @@ def frame(runs: Mapping[str, Result]) -> Rows:
         for mine, theirs in times.items():
             values = rows[theirs].astype(np.float64)
             columns[mine].append(np.where(values < 0, np.nan, values / 1e6))
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    kinds = [(name, array.dtype) for name, array in arrays.items()]
-    table = np.empty(len(arrays["run"]), dtype=kinds)
-    for name, array in arrays.items():
-        table[name] = array
-    return table.view(Rows)
+        in_service = rows["latency_ns"] - rows["queue_ns"]
+        stopped = in_service - rows["execution_ns"] - np.maximum(rows["migration_ns"], 0)
+        is_whole = rows["status"] == "completed"
+        columns["preempted_ms"].append(np.where(is_whole, stopped / 1e6, np.nan))
+        outputs = np.maximum(rows["output_toks"], 1)
+        columns["pd_ratio"].append(rows["prompt_toks"] / outputs)
+    return table_of({name: np.concatenate(parts) for name, parts in columns.items()})
 
 
 def load(directory: str | Path) -> Result:
@@ -420,19 +511,14 @@ def _read_rows(path: Path) -> Rows:
         reader = csv.reader(file)
         header = next(reader, [])
         columns = list(zip(*reader, strict=True)) or [() for _ in header]
-    arrays = []
+    arrays = {}
     for name, texts in zip(header, columns, strict=True):
         if name in _TEXT_COLUMNS:
-            arrays.append(np.array(texts or (), dtype=np.str_))
+            arrays[name] = np.array(texts or (), dtype=np.str_)
             continue
         try:
             values = [int(text) if text else -1 for text in texts]
         except ValueError as error:
             raise InputError(str(path), None, name, str(error)) from None
-        arrays.append(np.array(values, dtype=np.int64))
-    count = len(arrays[0]) if arrays else 0
-    kinds = [(name, array.dtype) for name, array in zip(header, arrays, strict=True)]
-    table = np.empty(count, dtype=kinds)
-    for name, array in zip(header, arrays, strict=True):
-        table[name] = array
-    return table.view(Rows)
+        arrays[name] = np.array(values, dtype=np.int64)
+    return table_of(arrays)

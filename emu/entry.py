@@ -6,12 +6,16 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from emu.process import compiled
 from emu.process.exits import guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+
+    if notice := compiled.build().notice():
+        print(notice, file=sys.stderr, flush=True)
 
     def run() -> object:
         from emu.cli import call, is_run

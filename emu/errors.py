@@ -2,6 +2,7 @@
 
     EmuError
     ├── InputError            a user's file, key or value is wrong: one line, exit status 2
+    │   └── InputErrors       several lines of a workload are: one line for each
     ├── RunError              the run cannot continue: exit status 3
     │   ├── Deadlock          work outstanding, nothing scheduled
     │   ├── Zeno              too many events at one instant
@@ -91,6 +92,21 @@ class InputError(EmuError):
     def __reduce__(self) -> tuple[type[InputError], tuple[str, int | None, str, str]]:
         """How it comes out of another process: with its parts."""
         return InputError, (self.source, self.line, self.field, self.problem)
+
+
+class InputErrors(InputError):
+    """Several lines of a user's file are wrong; it prints each of them as one line."""
+
+    def __init__(self, errors: Sequence[InputError], more: str = "") -> None:
+        """`errors`: at least one; its parts are those of the first. `more`: what is said below."""
+        first = errors[0]
+        super().__init__(first.source, first.line, first.field, first.problem)
+        self.errors = list(errors)
+        self.more = more
+        self.args = ("\n".join([*map(str, errors), *([more] if more else [])]),)
+
+    def __reduce__(self) -> tuple[type[InputErrors], tuple[list[InputError], str]]:  # type: ignore[override]
+        return InputErrors, (self.errors, self.more)
 
 
 def install_hint(extra: str) -> str:

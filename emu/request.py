@@ -51,25 +51,49 @@ HANDOFF_NEVER_NS: Final = 2**62
 class Prefix:
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
-    `token_ids` is prompt then output (int64). `hash_ids` are ids of consecutive prompt blocks of
-    `hash_block_tokens` tokens each, equal ids meaning equal prefixes (Mooncake's convention).
+    `token_ids` is prompt then output (int64); `ranges` are the same as (first id, count), in which
+    case no array is made before one is asked for. `hash_ids` are ids of consecutive prompt blocks
+    of `hash_block_tokens` tokens each, equal ids meaning equal prefixes (Mooncake's convention).
     """
 
-    token_ids: np.ndarray | None
+    ranges: list[tuple[int, int]] | None
     hash_ids: tuple[int, ...]
     hash_block_tokens: int
+    before: Prefix | None
+    """That of an earlier turn of the session, until the keys of this one are known."""
+    keyed: object
+    """What `emu.kv.keys` has worked out of the ranges, for the turns that begin with them."""
 
-    __slots__ = ("hash_block_tokens", "hash_ids", "token_ids")
+    __slots__ = ("_ids", "before", "hash_block_tokens", "hash_ids", "keyed", "ranges")
 
     def __init__(
         self,
         token_ids: np.ndarray | None = None,
         hash_ids: tuple[int, ...] = (),
         hash_block_tokens: int = 512,
+        ranges: list[tuple[int, int]] | None = None,
     ) -> None:
-        self.token_ids = token_ids
+        self._ids = token_ids
         self.hash_ids = hash_ids
         self.hash_block_tokens = hash_block_tokens
+        self.ranges = ranges
+        self.before = None
+        self.keyed = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """The ids of its tokens are known."""
+        return self._ids is not None or self.ranges is not None
+
+    @property
+    def token_ids(self) -> np.ndarray | None:
+        """Ids of prompt and output (int64); None where only hashes are known."""
+        if self._ids is None and self.ranges is not None:
+            import numpy as np
+
+            runs = [np.arange(first, first + n, dtype=np.int64) for first, n in self.ranges]
+            self._ids = runs[0] if len(runs) == 1 else np.concatenate(runs)
+        return self._ids
 
 
 @final

@@ -363,14 +363,12 @@ async def _attended(world: World, look: Callable[[World], bool] | None) -> None:
 def _uncollected() -> Iterator[None]:
     """Nothing of a run forms cycles; collecting while it goes on would only cost time."""
     was_collecting = gc.isenabled()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         if was_collecting:
             gc.enable()
-        gc.unfreeze()
 
 
 def _on_its_clock(

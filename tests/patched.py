@@ -65,7 +65,7 @@ def _patch(file: Path, other: Path) -> None:
 
 def _campaign(seeds: int) -> int:
     from emu.apps.chaos.trial import run_world
-    from emu.apps.chaos.worlds import draw_world
+    from emu.apps.chaos.worlds.world import draw_world
 
     for seed in range(seeds):
         verdict = run_world(draw_world(seed), seed)

@@ -82,13 +82,13 @@ class Planted(NamedTuple):
 PLANTED = (
     Planted(
         "a cancellation does not follow a request that moved on",
-        "replica/inbound.py",
+        "replica/posted.py",
         "        replica.out.append(ForwardCancel(request))\n",
         "        pass\n",
     ),
     Planted(
         "a cancelled request keeps its blocks",
-        "replica/inbound.py",
+        "replica/posted.py",
         "    if replica.scheduler.cancel(request):\n",
         "    if True:\n",
     ),
@@ -172,13 +172,13 @@ PLANTED = (
     ),
     Planted(
         "activation of an earlier life wakes the helper",
-        "replica/inbound.py",
+        "replica/orders.py",
         "    if event.life == replica.incarnation:\n        replica.look = LOOK\n",
         "    replica.look = LOOK\n",
     ),
     Planted(
         "a restart of an earlier life counts",
-        "replica/inbound.py",
+        "replica/orders.py",
         "    if event.life == replica.incarnation:\n        replica.out.append(Move(S.FAILED",
         "    if True:\n        replica.out.append(Move(S.FAILED",
     ),
@@ -202,7 +202,7 @@ PLANTED = (
     ),
     Planted(
         "a lock granted late does not reopen a revived replica",
-        "replica/inbound.py",
+        "replica/orders.py",
         "    replica.gate.closed()\n    replica.out.append(OpenLock())\n",
         "    replica.gate.closed()\n",
     ),
@@ -214,7 +214,7 @@ PLANTED = (
     ),
     Planted(
         "a replica that fails does not close its lock",
-        "replica/inbound.py",
+        "replica/orders.py",
         "    if event.to is S.FAILED or (",
         "    if (",
     ),
@@ -262,9 +262,9 @@ PLANTED = (
     ),
     Planted(
         "a replica that stops serving stays in its wave",
-        "replica/actor.py",
-        "            replica.wave.withdraw(replica.replica_id)\n",
-        "            pass\n",
+        "replica/effects.py",
+        "        replica.wave.withdraw(replica.replica_id)\n",
+        "        pass\n",
     ),
     Planted(
         "a new replica does not wait for the end of the instant",
@@ -274,21 +274,21 @@ PLANTED = (
     ),
     Planted(
         "a cancellation follows a request that has ended",
-        "replica/actor.py",
-        "        if not action.request.status.is_terminal:\n",
-        "        if True:\n",
+        "replica/effects.py",
+        "    if not action.request.status.is_terminal:\n",
+        "    if True:\n",
     ),
     Planted(
         "an activation that is lost keeps the other half",
-        "replica/actor.py",
-        "        if relayed.split is not None:\n            self.world.drop_split",
-        "        if False:\n            self.world.drop_split",
+        "replica/effects.py",
+        "    if relayed.split is not None:\n        world.drop_split",
+        "    if False:\n        world.drop_split",
     ),
     Planted(
         "an activation of an abandoned batch abandons what came after it",
-        "replica/actor.py",
-        "        if board is None or board.answer(old.replica_id) is not relayed:\n",
-        "        if board is None:\n",
+        "replica/effects.py",
+        "    if board is None or board.answer(old.replica_id) is not relayed:\n",
+        "    if board is None:\n",
     ),
     Planted(
         "a reservation does not cut a leap",
@@ -312,13 +312,13 @@ PLANTED = (
     ),
     Planted(
         "a stop that comes too late is not answered",
-        "replica/inbound.py",
+        "replica/posted.py",
         "        request.status = Status.MIGRATING\n    replica.out.append(Reply(event.asked))\n",
         "        request.status = Status.MIGRATING\n        replica.out.append(Reply(event.asked))\n",
     ),
     Planted(
         "memory that is lost drives out the oldest request",
-        "replica/inbound.py",
+        "replica/posted.py",
         "    for victim in reversed(list(scheduler.residents())):\n",
         "    for victim in list(scheduler.residents()):\n",
     ),
@@ -412,7 +412,7 @@ PLANTED = (
     Planted(
         "a helper without room is given a batch",
         "replica/live_scaling.py",
-        "    if not fcfs.can_take_over(helper, requests):\n        return\n",
+        "    if not layer_batches.can_take_over(helper, requests):\n        return\n",
         "",
     ),
     Planted(
@@ -424,13 +424,13 @@ PLANTED = (
     Planted(
         "blocks of a batch that left with layers done are freed at once",
         "replica/live_scaling.py",
-        "    fcfs.hand_out(scheduler, task.batch, hold=split_at > 0)\n",
-        "    fcfs.hand_out(scheduler, task.batch, hold=False)\n",
+        "    layer_batches.hand_out(scheduler, task.batch, hold=split_at > 0)\n",
+        "    layer_batches.hand_out(scheduler, task.batch, hold=False)\n",
     ),
     Planted(
         "a batch that all clients have left is computed",
         "replica/live_scaling.py",
-        "            if task is not layers.running and not fcfs.members(scheduler, task.batch):\n",
+        "            if task is not layers.running and not layer_batches.members(scheduler, task.batch):\n",
         "            if False:\n",
     ),
     Planted(

@@ -191,13 +191,13 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "sarathi: decodes do not count in the budget",
-        "scheduling/vidur.py",
+        "scheduling/vidur/sarathi.py",
         "        budget = self.chunk_size - len(plan.decodes)\n",
         "        budget = self.chunk_size + len(plan.decodes)\n",
     ),
     (
         "orca: a member too many",
-        "scheduling/vidur.py",
+        "scheduling/vidur/orca.py",
         "            if len(plan) >= self.batch_size_cap:\n",
         "            if len(plan) > self.batch_size_cap:\n",
     ),

@@ -91,7 +91,7 @@ OWNERS = {
     "Recorder": ("cluster/recorder.py", ("cluster/recorder.py",)),
     "GpuSharing": ("cluster/gpu_sharing.py", ("cluster/gpu_sharing.py",)),
     "TierBook": ("cluster/tier_book.py", ("cluster/tier_book.py",)),
-    "Lock": ("kernel/clock.py", ("kernel/clock.py",)),
+    "Lock": ("kernel/lock.py", ("kernel/lock.py",)),
     "LinkFaults": ("faults/link_faults.py", ("faults/link_faults.py",)),
     "TransferFaults": ("faults/transfer_faults.py", ("faults/transfer_faults.py",)),
 }
@@ -286,7 +286,7 @@ CHANGES_SCHEDULER = frozenset(
         *("drop", "drop_unschedulable", "take_over", "pull", "lose", "restore"),
     ]
 )
-"""Methods of schedulers and their ledgers, and functions of `fcfs`, that change their books."""
+"""Methods of schedulers and their ledgers, and functions of `layer_batches`, that change their books."""
 
 
 def scheduler_changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -309,7 +309,7 @@ def scheduler_changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if node.func.attr not in CHANGES_SCHEDULER:
                 continue
             whose = ast.unparse(node.func.value).removesuffix(".ledger")
-            if whose == "fcfs":
+            if whose == "layer_batches":
                 whose = ast.unparse(node.args[0])
             whose = named.get(whose, whose)
             if whose.endswith("scheduler"):
@@ -337,6 +337,6 @@ def test_a_change_of_anothers_scheduler_is_seen() -> None:
     text = (
         "def give(one, old):\n    mine, its = one.scheduler, old.scheduler\n    its.cancel(one)\n"
     )
-    text += "    fcfs.take_over(old.scheduler, [])\n    old.scheduler.ledger.lose(1, 2)\n"
+    text += "    layer_batches.take_over(old.scheduler, [])\n    old.scheduler.ledger.lose(1, 2)\n"
     found = [whose for _, whose in scheduler_changes(ast.parse(text))]
     assert found == ["old.scheduler"] * 3

@@ -1,6 +1,7 @@
 """`python -m benchmarks.kernels COMMAND`.
 
-`fit` fits the coefficients to the measured tables and writes them. `grid` compares whole passes,
+`fit` fits the coefficients to the measured tables and writes them; `surfaces` then writes what is
+left between tables and formulas, by engine and GPU. `grid` compares whole passes,
 `grid --leave-out` with coefficients that were fitted without the GPU (its architecture's other GPU,
 else the median of the other architectures). `layers FOLDER` compares Vidur's measured layers.
 All but the last need `pip install aiconfigurator-core==0.12.0` (and `pandas`, `pyarrow`, `scipy`).
@@ -19,6 +20,8 @@ import numpy as np
 from benchmarks.kernels import fit
 from benchmarks.kernels.grid import report, rows
 from benchmarks.kernels.layers import rows as layer_rows
+from benchmarks.kernels.surfaces import SYSTEMS as MEASURED
+from benchmarks.kernels.surfaces import write_surfaces
 from benchmarks.kernels.tables import SYSTEMS
 from emu.catalogue import lookup_gpu
 from emu.latency.coefficients import GENERIC, Kernels, all_kernels
@@ -181,10 +184,13 @@ def main() -> None:
     compare = commands.add_parser("grid")
     compare.add_argument("--gpu", action="append", choices=tuple(SYSTEMS))
     compare.add_argument("--leave-out", action="store_true")
+    commands.add_parser("surfaces").add_argument("gpus", nargs="*", default=list(MEASURED))
     commands.add_parser("layers").add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.command == "fit":
         write_coefficients()
+    elif options.command == "surfaces":
+        write_surfaces(options.gpus)
     elif options.command == "grid":
         gpus = tuple(options.gpu or SYSTEMS)
         report(list(rows(gpus, left_out) if options.leave_out else rows(gpus)))

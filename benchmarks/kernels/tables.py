@@ -38,6 +38,8 @@ L2_MIB: Final = {
     "h200_sxm": 50,
     "b200_sxm": 126,
     "gb200": 126,
+    "b300_sxm": 126,
+    "gb300": 126,
     "l40s": 96,
     "rtx_pro_6000_server": 128,
 }
@@ -49,7 +51,8 @@ _GPT_OSS: Final = 2880
 ROWS: Final = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def _folder() -> Path:
+def data_folder() -> Path:
+    """Where the package keeps its tables."""
     found = importlib.util.find_spec("aiconfigurator_core")
     if found is None or found.origin is None:
         raise SystemExit("needs the measured tables: pip install aiconfigurator-core==0.12.0")
@@ -61,7 +64,7 @@ def _read(gpu: str, family: str, name: str, engine: str = "vllm", version: str =
 
     system = SYSTEMS[gpu]
     version = version or VERSION.get(system, _LATEST)
-    path = _folder() / system / family / engine / version / f"{name}.parquet"
+    path = data_folder() / system / family / engine / version / f"{name}.parquet"
     return pd.read_parquet(path) if path.exists() else pd.DataFrame()
 
 
@@ -193,7 +196,7 @@ def gathers(gpu: str) -> list[tuple[str, int, int, float]]:
     if "comm" and not len(table):
         import pandas as pd
 
-        path = _folder() / system / "comm" / "nccl" / _NCCL.get(system, "2.27.3")
+        path = data_folder() / system / "comm" / "nccl" / _NCCL.get(system, "2.27.3")
         table = pd.read_parquet(path / "nccl_perf.parquet")
     return [
         (

@@ -1,4 +1,4 @@
-"""A test of the example scheduler on the bench, as `docs/testing.md` shows it."""
+"""A test of the example scheduler on the bench, as `docs/lab/testing.md` shows it."""
 
 from my_scheduler import ShortestFirst
 

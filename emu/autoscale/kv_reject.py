@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from emu.config.schema import KvRejectTable
-from emu.kernel.clock import PARK, PRIORITY_REJECTER, Actor, Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
+from emu.kernel.priorities import PRIORITY_REJECTER
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.units import ms_to_ns

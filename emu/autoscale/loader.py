@@ -24,7 +24,8 @@ import msgspec
 
 from emu.autoscale.orders import Load, Method, Target
 from emu.autoscale.stripes import STRIPE_BYTES, StripeJoin, stripe_bytes
-from emu.kernel.clock import PRIORITY_NETWORK, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.carrier import Carried, Carrier
 from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology

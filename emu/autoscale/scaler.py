@@ -42,7 +42,8 @@ from emu.autoscale.under_way import LoadsUnderWay
 from emu.autoscale.views import ReplicaViews
 from emu.config.schema import AutoscaleTable, CarriedTable
 from emu.errors import InputError, InvariantViolation
-from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor
+from emu.kernel.clock import PARK, Actor
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
 from emu.network.topology import Topology
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
@@ -355,9 +356,24 @@ class Scaler(Actor):
             self._load(action)
             return
         replica = self._world.replicas[action.replica]
-        _PERFORM[type(action)](self, replica, action)
+        match action:
+            case Revive():
+                self._revive(replica)
+            case Reuse():
+                self._reuse(replica, action)
+            case MakeSpare():
+                self._make_spare(replica)
+            case Expire(cause=cause):
+                self.drop(replica, cause)
+            case Mutate():
+                cause = "prefill surplus, decode deficit"
+                self._move(replica, S.PREFILL, S.MUTATING_TO_DECODE, cause)
+            case Help():
+                self._move(replica, S.PREFILL, S.OLD_PREFILL, "helps a replica that loads live")
+            case Shut():
+                self._shut(replica)
 
-    def _revive(self, replica: ReplicaHandle, action: Revive) -> None:
+    def _revive(self, replica: ReplicaHandle) -> None:
         to = _REVIVE[replica.state]
         if self._move(replica, replica.state, to, "demand came back"):
             self._shut_ns.pop(replica.replica_id, None)
@@ -373,23 +389,13 @@ class Scaler(Actor):
             self._shut_ns.pop(replica.replica_id, None)
             self.scale_ups += 1
 
-    def _make_spare(self, replica: ReplicaHandle, action: MakeSpare) -> None:
+    def _make_spare(self, replica: ReplicaHandle) -> None:
         if not replica.lock.is_free or not replica.view().is_idle:
             return
         if self._move(replica, S.DECODE, S.SHUTTING_NULL, "surplus and idle"):
             self._note_shut(replica, "decode")
 
-    def _expire(self, replica: ReplicaHandle, action: Expire) -> None:
-        if self._move(replica, S.SHUTTING_NULL, S.INACTIVE, action.cause):
-            self._shut_ns.pop(replica.replica_id, None)
-
-    def _mutate(self, replica: ReplicaHandle, action: Mutate) -> None:
-        self._move(replica, S.PREFILL, S.MUTATING_TO_DECODE, "prefill surplus, decode deficit")
-
-    def _help(self, replica: ReplicaHandle, action: Help) -> None:
-        self._move(replica, S.PREFILL, S.OLD_PREFILL, "helps a replica that loads live")
-
-    def _shut(self, replica: ReplicaHandle, action: Shut) -> None:
+    def _shut(self, replica: ReplicaHandle) -> None:
         to, role = _SHUT[replica.state]
         if self._move(replica, replica.state, to, "surplus"):
             self._note_shut(replica, role)
@@ -413,8 +419,9 @@ class Scaler(Actor):
         )
 
     def drop(self, replica: ReplicaHandle, cause: str) -> None:
-        """A spare loses its weights, for another model."""
-        self._expire(replica, Expire(replica.replica_id, cause))
+        """A spare loses its weights: its time is over, or they make room for another model."""
+        if self._move(replica, S.SHUTTING_NULL, S.INACTIVE, cause):
+            self._shut_ns.pop(replica.replica_id, None)
 
     @property
     def is_yielding(self) -> bool:
@@ -437,7 +444,7 @@ class Scaler(Actor):
         """Shut one replica that can be spared; it does not come back before it is inactive."""
         replica = self.can_spare()[0]
         self._world.note("yield", replica.name, f"its GPUs go to {to}")
-        self._shut(replica, Shut(replica.replica_id))
+        self._shut(replica)
         self._yielded.add(replica.replica_id)
         self.look()
 
@@ -622,14 +629,3 @@ class Scaler(Actor):
                     self._world.give_up(replica)
                     order = Commanded(to=S.INACTIVE, writer="transfer", cause=why)
                     replica.actor.tell(order)
-
-
-_PERFORM: Final[dict[type, Callable[..., None]]] = {
-    Revive: Scaler._revive,
-    Reuse: Scaler._reuse,
-    MakeSpare: Scaler._make_spare,
-    Expire: Scaler._expire,
-    Mutate: Scaler._mutate,
-    Help: Scaler._help,
-    Shut: Scaler._shut,
-}

@@ -24,12 +24,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     shares_embedding: bool = True
     """Embedding and output matrix are the target's."""
     tensor_parallel: int = 1
+    expert_parallel: int = 0
+    """Ranks that share its experts; 0 = as many as `tensor_parallel`."""
+
+    @property
+    def is_head(self) -> bool:
+        """Layers on top of the target's, not a model of its own."""
+        return self.shares_embedding
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes on one rank beside the target's."""
         spec, tp = self.spec, self.tensor_parallel
         total = sum(
-            sizes.layer_weight_bytes(spec, index, tp, 0, dtype) for index in range(spec.layers)
+            sizes.layer_weight_bytes(spec, index, tp, self.expert_parallel, dtype)
+            for index in range(spec.layers)
         )
         total += sizes.weight_bytes(self.input_params // tp, sizes.activation_dtype(spec, dtype))
         if not self.shares_embedding:

@@ -58,9 +58,12 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The units that multiply weights of a type: tf32, half, fp8, int8 or fp4.
 
         Weights narrower than the units (int4, or nvfp4 on older GPUs) are widened while loading,
-        and multiplied in half precision; so are 8-bit ones where there are no 8-bit units.
+        and multiplied in half precision; so are 8-bit ones where there are no 8-bit units, or
+        slower ones (integers on Blackwell Ultra).
         """
         units = UNITS[dtype]
+        if units == "int8" and self.unit_flops(units) < self.unit_flops("half"):
+            return "half"
         return units if self.unit_flops(units) else "half"
 
     def unit_flops(self, units: str) -> float:

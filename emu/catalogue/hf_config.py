@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from emu.catalogue.expert_groups import expert_groups
 from emu.catalogue.families import PLAIN, check_keys
 from emu.catalogue.layers import Experts, LatentAttention, Layer
 from emu.catalogue.model import ModelSpec
@@ -35,6 +36,8 @@ KV_HEADS: Final = (
 FFN: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 VOCAB: Final = ("vocab_size", "padded_vocab_size")
 POSITIONS: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+_MTP_WITHOUT_KEY: Final = {"qwen3_next": 1}
+"""By model type: layers that are published with the weights (`mtp.*`) and not in `config.json`."""
 MTP_LAYERS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_COUNT: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k")
@@ -146,6 +149,7 @@ def _plain(
         qk_norm=kind in QK_NORM or (bool(read.get("use_qk_norm", False)) and kind != "minimax_m2"),
         wide_qk_norm=kind in WIDE_QK_NORM
         or (kind == "minimax_m2" and bool(read.get("use_qk_norm", False))),
+        wide_router=kind == "minimax_m2",
         attention_sinks=kind == "gpt_oss",
         position_rows=_position_rows(kind, max_position),
         latent=latent,
@@ -154,7 +158,7 @@ def _plain(
         window=window,
         window_layers=window_layers,
         tower=tower,
-        mtp_layers=read.optional(*MTP_LAYERS) or 0,
+        mtp_layers=_mtp_layers(read, kind),
         unquantized=stored.unquantized,
         published_kv_dtype=stored.kv_cache_dtype,
     )
@@ -206,9 +210,15 @@ def _special(
         window_layers=tuple(map(bool, windows)) if any(windows) else (),
         special_layers=tuple(layers),
         tower=tower,
-        mtp_layers=read.optional(*MTP_LAYERS) or 0,
+        mtp_layers=_mtp_layers(read, kind),
         published_kv_dtype=stored.kv_cache_dtype,
     )
+
+
+def _mtp_layers(read: ConfigReader, kind: str) -> int:
+    """Layers for multi-token prediction that are published with the model."""
+    said = read.optional(*MTP_LAYERS)
+    return _MTP_WITHOUT_KEY.get(kind, 0) if said is None else said
 
 
 def _window_of(layer: Layer) -> int:
@@ -314,6 +324,7 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
     if not shared:
         names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
         shared = ffn * (read.optional(*names, "moe_num_shared_experts") or 0)
+    groups, chosen = expert_groups(read, count)
     return Experts(
         count=count,
         per_token=per_token,
@@ -324,6 +335,8 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
         or read.get("topk_method") == "noaux_tc"
         or bool(read.get("use_routing_bias", read.get("moe_use_aux_free", False))),
         bias=kind == "gpt_oss",
+        groups=groups,
+        groups_chosen=chosen,
     )
 
 

@@ -197,6 +197,10 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int = 0
     """Width that routed experts work on where it is not the model's (Nemotron 3); 0 = the model's.
     Two matrices then lead there and back."""
+    groups: int = 1
+    """Groups of experts in the order of their numbers, of which a token uses some (DeepSeek-V3)."""
+    groups_chosen: int = 1
+    """Of these, how many."""
 
     def expert_params(self, hidden: int, *, gated: bool, split: int = 1) -> int:
         """Parameters of the matrices of one routed expert, split over `split` ranks."""

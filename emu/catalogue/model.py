@@ -88,6 +88,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each head's query and key are normalized (Qwen3, Gemma 3)."""
     wide_qk_norm: bool = False
     """Queries and keys are normalized over all heads together (OLMo 2, MiniMax-M2)."""
+    wide_router: bool = False
+    """The router of experts multiplies in 32 bits (MiniMax-M2)."""
     attention_sinks: bool = False
     """One learnt logit for each head (gpt-oss)."""
     position_rows: int = 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from emu.catalogue.expert_groups import expert_groups
 from emu.catalogue.families import QWEN_LINEAR, SPARSE_LATENT
 from emu.catalogue.layers import (
     Attention,
@@ -110,8 +111,11 @@ def _experts(read: ConfigReader, **differs: object) -> Experts:
     count = read.required("num_local_experts", "num_experts", "n_routed_experts")
     if per_token > count:
         raise read.problem("num_experts_per_tok", f"{per_token} is more than {count} experts")
+    groups, chosen = expert_groups(read, count)
     fields: dict[str, object] = {
         "count": count,
+        "groups": groups,
+        "groups_chosen": chosen,
         "per_token": per_token,
         "ffn": width,
         "shared_ffn": shared,

@@ -23,7 +23,7 @@ class TraceOptions(Settings):
     replica: Annotated[int, Option("Whose model, degrees and network.")] = 0
     dialect: Annotated[
         Literal["fork", "upstream"],
-        Option("LLMServingSim's ASTRA-Sim (ns), or the published one (us; docs/astra-sim.md)."),
+        Option("LLMServingSim's ASTRA-Sim (ns), or the published one (us; docs/lab/astra-sim.md)."),
     ] = "fork"
     show: Annotated[Path | None, Option("Print this .et file instead.")] = None
 

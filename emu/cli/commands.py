@@ -136,6 +136,14 @@ _MANY: Final = {
         "Started again after an interruption, it goes on where it was.",
         ("emu sweep capacity.toml -j 4",),
     ),
+    "study": Command(
+        "Named systems over seeds and workloads: means with intervals, differences in pairs.",
+        "emu.apps.study.options:StudyOptions",
+        "emu.apps.study.command:study_command",
+        "Started again after an interruption, it goes on where it was. A run that fails is a row"
+        " with its\nreason.",
+        ("emu study study.toml --plot means.pdf --bundle artifact.tar.gz",),
+    ),
     "experiment": Command(
         "Run a set of scaling experiments, print its tables, draw its pictures"
         " (docs/experiments/).",
@@ -159,7 +167,7 @@ _PUBLISH: Final = {
         ),
     ),
     "rerun": Command(
-        "Emulate a run again from its directory, and compare the results byte by byte.",
+        "Emulate runs again from their directories, and compare the results byte by byte.",
         "emu.cli.runs:RerunOptions",
         "emu.cli.runs:rerun",
         "Exit status 3, with the first line that differs and the reason, if they are not the"
@@ -167,10 +175,11 @@ _PUBLISH: Final = {
         " their files.",
     ),
     "bundle": Command(
-        "Pack runs, their configurations, inputs and versions into one file for others.",
+        "Pack runs with their configurations, inputs, classes and this code for others.",
         "emu.cli.runs:BundleOptions",
         "emu.cli.runs:bundle",
-        "`emu rerun runs/NAME` works where it is unpacked.",
+        "The two commands of its README install the code and run everything again where it is"
+        " unpacked.",
         ("emu bundle runs/static runs/live --out artifact.tar.gz",),
     ),
     "log": Command(
@@ -253,7 +262,7 @@ _ASTRA: Final = {
         "emu.cli.astra:ParityCommand",
         "emu.cli.astra:parity",
         "For comparisons with that simulator: its habits (an idle clock in steps of 1 ms, late"
-        " arrivals)\nare kept unless `--no-habits` is given. docs/astra-sim.md says which.",
+        " arrivals)\nare kept unless `--no-habits` is given. docs/lab/astra-sim.md says which.",
     ),
 }
 

@@ -176,7 +176,7 @@ def faults_markdown(text: str) -> str:
 
 
 PARTS: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
-    {"states.md": states_markdown, "faults.md": faults_markdown}
+    {"lab/states.md": states_markdown, "faults.md": faults_markdown}
 )
 """Pages of which a part is generated."""
 

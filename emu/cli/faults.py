@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from emu.errors import InputError
 from emu.options.declare import Argument, Option
 from emu.options.shared import Logged, Quiet, Settings, Workers, output
 
@@ -21,6 +23,24 @@ class ChaosOptions(Settings, Workers, Quiet, Logged):
         ),
     ] = None
     seeds: Annotated[str, Option("A:B (B excluded), or one seed.")] = "0:100"
+    slo: Annotated[
+        bool,
+        Option(
+            "Which single faults break the objectives of CONFIG's [slo], ranked by requests that"
+            " miss them a year."
+        ),
+    ] = False
+    rate: Annotated[
+        Sequence[str],
+        Option(
+            "With --slo: how often a year a kind of fault strikes a GPU or machine, such as"
+            " gpu_crash=0.05.",
+            metavar="KIND=EVENTS",
+        ),
+    ] = ()
+    moments: Annotated[
+        int, Option("With --slo: moments at which each fault is tried.", at_least=1)
+    ] = 3
     quick: Annotated[
         bool,
         Option(
@@ -56,7 +76,22 @@ class ChaosOptions(Settings, Workers, Quiet, Logged):
 
 def chaos(options: ChaosOptions) -> int:
     """A campaign."""
-    from emu.apps.chaos.campaign import chaos_command
+    if options.slo:
+        from emu.apps.chaos.breaking import slo_command
+
+        return slo_command(
+            options.config,
+            overrides=options.overrides,
+            rates=options.rate,
+            moments=options.moments,
+            processes=options.jobs,
+            ray=options.ray,
+            output=options.output,
+            quiet=options.quiet,
+        )
+    if options.rate:
+        raise InputError("chaos", None, "--rate", "goes with --slo")
+    from emu.apps.chaos.command import chaos_command
 
     return chaos_command(
         options.config,

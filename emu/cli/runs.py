@@ -120,12 +120,13 @@ def compare(options: CompareOptions) -> int:
 
 
 def _compare_seeds(runs: list[Path], *, as_json: bool) -> int:
-    from emu.apps.sweeps.seeds import compare_seeds, print_seeds
+    from emu.apps.sweeps.seeds import compare_seeds
 
+    found = compare_seeds(runs)
     if as_json:
-        print_json(compare_seeds(runs))
+        print_json(found.rows)
     else:
-        print_seeds(runs)
+        print(found)
     return 0
 
 
@@ -223,23 +224,24 @@ def plot(options: PlotOptions) -> int:
 
 
 class RerunOptions(Quiet):
-    """A run to do again."""
+    """Runs to do again."""
 
-    run: Annotated[Path, Argument("Directory of a complete run.")]
+    runs: Annotated[Sequence[Path], Argument("Directories of complete runs.")]
     plugins: Annotated[
         bool, Option("Run the code that the configuration names (read it before).")
     ] = False
-    output: Annotated[Path | None, output("Keep the new run in this directory.")] = None
+    output: Annotated[Path | None, output("Keep the new run (of one) in this directory.")] = None
     quiet: Annotated[
         bool, Option("Print nothing if the results are the same.", "--quiet", "-q")
     ] = False
 
 
 def rerun(options: RerunOptions) -> int:
-    """The same run, compared byte by byte."""
+    """The same runs, compared byte by byte."""
     from emu.runs.again import rerun_command
 
-    return rerun_command(options.run, options.output, quiet=options.quiet, plugins=options.plugins)
+    runs = list(options.runs)
+    return rerun_command(runs, options.output, quiet=options.quiet, plugins=options.plugins)
 
 
 class StoryOptions(Json):

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from emu.cluster.plan import ReplicaPlan, groups_of
 from emu.config.schema import SloTable
 from emu.errors import InvariantViolation
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
+from emu.replica.wave import WaveGroup
 from emu.report.gap_file import write_gaps
 from emu.report.model_figures import ModelFacts
 from emu.report.runfiles import write_experts, write_flows
@@ -65,7 +67,32 @@ def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
         figures = feature.figures(cluster.replicas, cluster.gateway.doors)
         if figures is not None:
             found[feature.section] = figures
+    shared = {group.name: group for group in cluster.waves}
+    experts = {
+        name: _expert_figures(cluster, members[0], shared[name])
+        for name, members in groups_of(cluster.plan.replicas).items()
+        if members[0].experts is not None
+    }
+    if cluster.recovery.ranks is not None:
+        for name, losses in cluster.recovery.ranks.figures().items():
+            experts[name] |= losses
+    if experts:
+        found["experts"] = experts
     return found
+
+
+def _expert_figures(cluster: Cluster, first: ReplicaPlan, group: WaveGroup) -> dict[str, Any]:
+    """How evenly the ranks of a group were loaded, and what placing experts anew took."""
+    from emu.latency.experts.routed import make_balance  # few groups say how they share
+
+    assert first.experts is not None
+    balance = make_balance(first.latency_context(cluster.config), first.experts)
+    return {
+        "balancedness": None if balance is None else round(balance.balancedness, 4),
+        "waves": group.waves,
+        "placements": group.placements,
+        "placement_s": group.placement_ns / 1e9,
+    }
 
 
 def model_facts(cluster: Cluster) -> list[ModelFacts]:

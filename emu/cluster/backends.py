@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from emu.latency.offload.pim import PimAttention
     from emu.latency.offload.weights import WeightLoads
     from emu.latency.profile.attention import BlockGrid
+    from emu.latency.roofline import RooflineBackend
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -64,6 +65,16 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
     )
+
+
+def _overlapped(inner: RooflineBackend, context: LatencyContext) -> LatencyBackend:
+    """The roofline with what hides the exchange of tokens with experts, if something does."""
+    setting = context.shared_experts
+    if setting is None or setting.overlap == "none":
+        return inner
+    from emu.latency.experts.overlap import OverlappedBackend
+
+    return OverlappedBackend(inner, setting, context.gpu.sm_count)
 
 
 def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
@@ -127,7 +138,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
             raise InputError(context.source, None, "latency.expert_routing", problem)
         return _vidur(context, table, make_roofline(context, table))
     if isinstance(table, RooflineTable):
-        return make_roofline(context, table)
+        return _overlapped(make_roofline(context, table), context)
     if isinstance(table, LinearTable):
         from emu.latency.linear import LinearBackend
 

@@ -22,20 +22,20 @@ from emu.cluster.plan import (
     plugins_of,
 )
 from emu.cluster.tier_book import TierBook
-from emu.config.schema import FcfsTable, HpaTable, ProfileTable
+from emu.config.schema import Config, FcfsTable, HpaTable, ProfileTable
 from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
 from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
 from emu.network.grids import Grid
 from emu.replica.ports import Observers
-from emu.replica.prerequisites import TierTraffic
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
+from emu.replica.tier_traffic import TierTraffic
 from emu.replica.view import ReplicaHandle
-from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
+from emu.replica.wave import GRAPH_TOKENS_MAX, Rebalance, WaveGroup
 from emu.request import Request
 from emu.routing.policies import make_router
 from emu.routing.signal import Pool as RoutedPool
@@ -179,7 +179,7 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
 
         replica.pace.set_jitter(Jitter(plan.bound.model, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
-    if experts is not None and isinstance(plan.latency, ProfileTable) and gate != "balanced":
+    if experts is not None and gate != "balanced" and replica.pace.expert_loads is not None:
         import numpy as np
 
         replica.counters.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -245,6 +245,8 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and shared.has_prefixes,
         leap=leap and not must_step,
         kv_layout=plan.kv_layout,
+        hands_off=plan.role == "prefill",
+        replica_id=plan.replica_id,
     )
     return make_scheduler(
         table,
@@ -258,17 +260,36 @@ def _scheduler(
     )
 
 
-def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
-    """Replicas of a data-parallel group start their iterations together."""
+def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
+    """Replicas of a data-parallel group start their iterations together. The groups."""
+    waves = []
     for name, members in groups_of(plan.replicas).items():
         first = members[0]
         is_shared = first.model.experts is not None and first.expert_parallel > 1
         padded = 0
         if is_shared and first.latency.host_overhead and isinstance(first.latency, ProfileTable):
             padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.requests_max)
-        wave = WaveGroup(name, shares_experts=is_shared, padded_tokens_max=padded)
+        wave = WaveGroup(
+            name,
+            shares_experts=is_shared,
+            padded_tokens_max=padded,
+            rebalance=_rebalance(first, plan.config),
+        )
+        waves.append(wave)
         for member in members:
             wave.join(replicas[member.replica_id])
+    return waves
+
+
+def _rebalance(first: ReplicaPlan, config: Config) -> Rebalance | None:
+    """When a group's experts are placed anew; None = never."""
+    setting = first.experts
+    if setting is None or not setting.interval_s:
+        return None
+    from emu.latency.experts.routed import stall_ns  # few groups do
+
+    context = first.latency_context(config)
+    return Rebalance(s_to_ns(setting.interval_s), stall_ns(context, setting))
 
 
 def fault_handlers() -> Mapping[str, Handler]:

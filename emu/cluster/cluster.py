@@ -31,7 +31,7 @@ from emu.cluster.control_loops import Scalers
 from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
 from emu.cluster.gpu_sharing import GpuSharing
-from emu.cluster.plan import Plan
+from emu.cluster.plan import Plan, groups_of
 from emu.cluster.recorder import Recorder
 from emu.cluster.tier_book import TierBook
 from emu.config.schema import FaultTable
@@ -43,8 +43,9 @@ from emu.network.topology import Topology
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Asked, Cancelled
 from emu.replica.ports import BatchSink
-from emu.replica.relay_board import RelayBoard, SplitBatch
+from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
@@ -53,6 +54,7 @@ from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.faults.ports import SharedExperts
     from emu.migration.live import LiveMigrator
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
@@ -154,7 +156,7 @@ class Cluster:
             lambda model: self.pools[model].waiting()[2],
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
-        join_waves(plan, self.replicas)
+        self.waves = join_waves(plan, self.replicas)
         if any(its_plan.role != "colocated" for its_plan in plan.replicas):
             from emu.cluster.build_migration import build_watchers
 
@@ -414,6 +416,18 @@ class Cluster:
         self._ended(request)
         self.own_policies.ended(request)
 
+    def expert_groups(self) -> dict[str, SharedExperts]:
+        """Groups that share experts as [engine] says, by name."""
+        from emu.faults.ports import SharedExperts  # only the loss of a rank asks
+
+        return {
+            name: SharedExperts(
+                [member.replica_id for member in members], members[0].latency_context(self.config)
+            )
+            for name, members in groups_of(self.plan.replicas).items()
+            if members[0].experts is not None
+        }
+
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
         self.recorder.noted(self.kernel.now_ns, kind, target, text)
@@ -479,17 +493,15 @@ class Cluster:
                 self.terminal(request, Status.CANCELLED, reason)
             return
         watcher = self.watchers.get(request.holder_id)
-        if request.status is Status.MIGRATING and watcher is not None:
-            if watcher.cancel(request):
+        if request.status is Status.MIGRATING:
+            moving = {} if self.live is None else self.live.moving
+            if moving.get(request.holder_id) is request or (
+                watcher is not None and watcher.cancel(request)
+            ):
                 self.terminal(request, Status.CANCELLED, reason)
-            return
-        if (
-            request.status is Status.MIGRATING
-            and self.live is not None
-            and self.live.moving.get(request.holder_id) is request
-        ):
-            self.terminal(request, Status.CANCELLED, reason)
-            return
+                return
+            if watcher is not None:
+                return
         leave = Cancelled(request=request, status=Status.CANCELLED, reason=reason)
         self.actors[request.holder_id].post(leave)
 

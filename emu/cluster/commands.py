@@ -12,7 +12,8 @@ from typing import Final
 
 from emu.config.schema import CommandTable
 from emu.errors import InputError
-from emu.kernel.clock import PRIORITY_WORLD, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.events import Commanded, SlowdownSet
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
@@ -138,7 +139,8 @@ class Commander:
         """Forget cached prefixes; as in vLLM, not while a request holds a block."""
         if replica.view().blocks_used:
             return self.refuse(replica, command, "has requests")
-        return replica.forget_cache() or self.refuse(replica, command, "has no prefix cache")
+        replica.forget_cache()
+        return True
 
     def refuse(self, replica: ReplicaHandle, command: CommandTable, why: str) -> bool:
         """Note that a command does not apply; False."""

@@ -27,7 +27,7 @@ from emu.network.grids import Grid
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
 from emu.replica.view import ReplicaHandle
-from emu.scheduling.fcfs import can_relay
+from emu.scheduling.layer_batches import can_relay
 from emu.units import GIB
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048

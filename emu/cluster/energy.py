@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable
-from emu.replica.prerequisites import READ, WRITE
 from emu.replica.replica import Replica
+from emu.replica.tier_traffic import READ, WRITE
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
-from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.clock import AT_DUE, PARK, Actor, Kernel
 from emu.kernel.natives import partial
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.latency.front_end import Intake
 from emu.replica.events import Submitted
 from emu.replica.view import ReplicaHandle
@@ -329,9 +330,12 @@ class Gateway(Actor):
 
     def _retry_later(self, request: Request) -> None:
         """The client sends the same again after a pause that doubles (a new request to us)."""
+        pause_ms = self._recovery.client_backoff_ms * 2**request.retries
+        at_ns = self.kernel.now_ns + ms_to_ns(pause_ms)
+        deadline_ns = request.deadline_ns
         again = Request(
             request_id=request.request_id,
-            arrival_ns=0,
+            arrival_ns=at_ns,
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             max_output_tokens=request.max_output_tokens,
@@ -340,14 +344,14 @@ class Gateway(Actor):
             priority=request.priority,
             session_id=request.session_id,
             sub_request_index=request.sub_request_index,
+            deadline_ns=deadline_ns + at_ns - request.arrival_ns if deadline_ns >= 0 else -1,
+            cancel_after_ns=request.cancel_after_ns,
         )
         again.has_more_turns = request.has_more_turns
         again.model = request.model
         again.ask_as(request)
         again.retries = request.retries + 1
-        pause_ms = self._recovery.client_backoff_ms * 2**request.retries
-        again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)
-        self._arrive_at(again, again.arrival_ns)
+        self._arrive_at(again, at_ns)
 
     def _arrive_at(self, request: Request, at_ns: int) -> None:
         self.pending_clients += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.cluster.ports import Observer, wishes
@@ -62,7 +62,7 @@ class HistoryObserver(Observer):
     ) -> None:
         """A migration has ended."""
         rows = [request.row for request in batch.requests]
-        self._note_move(rows, source, destination, ended_ns, kv_bytes=batch.kv_bytes)
+        self._note_move(rows, source, destination, ended_ns, {"kv_bytes": batch.kv_bytes})
 
     def moved_live(
         self,
@@ -73,8 +73,8 @@ class HistoryObserver(Observer):
         stop_ns: int,
     ) -> None:
         """A running request has moved."""
-        at_ns, is_live = source.clock.now_ns, True
-        self._note_move([request.row], source, destination, at_ns, live=is_live)
+        at_ns = source.clock.now_ns
+        self._note_move([request.row], source, destination, at_ns, {"live": True})
 
     def _note_move(
         self,
@@ -82,7 +82,7 @@ class HistoryObserver(Observer):
         source: ReplicaHandle,
         destination: ReplicaHandle,
         at_ns: int,
-        **what: object,
+        what: Mapping[str, object],
     ) -> None:
         self._history.add(
             at_ns,

@@ -10,7 +10,8 @@ from emu.log import Log
 from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 
 if TYPE_CHECKING:
     from emu.migration.transfer import MigratingBatch

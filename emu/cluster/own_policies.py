@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from emu.config.own import make_own
 from emu.config.schema import Config
 from emu.errors import InputError, PluginError
-from emu.kernel.clock import PRIORITY_CONTROL, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_CONTROL
 from emu.latency.base import BatchShape
 from emu.policy.books import Books
 from emu.policy.context import Context

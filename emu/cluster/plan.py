@@ -44,6 +44,7 @@ from emu.kv.memory import MemoryPlan
 from emu.latency.collectives import check_collectives
 from emu.latency.context import LatencyContext, PlainKernels
 from emu.latency.engine import EngineModel
+from emu.latency.experts.setting import ExpertSetting
 from emu.network.placement import place
 from emu.network.topology import Machine, Topology, build_topology
 from emu.plugins import NamedClass, find_plugin
@@ -91,6 +92,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that a feature puts beside the model's, with weights and KV; None = there are none."""
     features: tuple[Feature, ...] = ()
     """What its engine has besides, in the order of the registry."""
+    experts: ExpertSetting | None = None
+    """How its experts are shared with other replicas; None = plainly."""
 
     @property
     def ahead_tokens(self) -> int:
@@ -132,7 +135,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The engine's constants on its GPUs, whatever the backend knows."""
         if self.bound is None:
             return None
-        return self.bound.engine.on_gpu(self.bound.model, self.gpu, self.tensor_parallel)
+        on_gpu, ranks = self.bound.engine.on_gpu, self.tensor_parallel
+        return on_gpu(self.bound.model, self.gpu, ranks, self.scheduler)
 
     @property
     def engine_label(self) -> str:
@@ -206,6 +210,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             gpus_per_machine=self.node.gpus,
             seed=config.seed,
             hands_off=self.role == "prefill",
+            decodes_only=self.role == "decode",
+            shared_experts=self.experts,
             placement=self.placement,
             key=f"replicas.{self.group}",
             overlapped=self.is_overlapped,
@@ -369,6 +375,7 @@ def _replicas_of(
             kv_layout=group.layout,
             draft=group.draft,
             features=group.features,
+            experts=group.experts,
         )
 
 
@@ -415,6 +422,9 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
                 "which only members of a data_parallel_group may do"
             )
             raise wrong(replica, "expert_parallel", problem)
+    if config.recovery.ep_fault == "mask" and not any(one.experts for one in replicas):
+        problem = '"mask" needs a group that shares experts by keys of [engine]'
+        raise InputError(source, None, "recovery.ep_fault", problem)
     for group, members in groups_of(replicas).items():
         first = members[0]
         key = "data_parallel_group"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from emu.log import Log
     from emu.migration.transfer import MigratingBatch
     from emu.report.history import History
+    from emu.report.timeseries import Sample
 
 
 class Observer:
@@ -85,6 +86,9 @@ class Observer:
 
     def fault_over(self, at_ns: int, kind: str, target: str) -> None:
         """A fault that lasted is over."""
+
+    def sampled(self, sample: Sample) -> None:
+        """A row of the time series was written."""
 
     def close(self) -> None:
         """The run is over: write what is still in buffers."""

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from emu.cluster.gateway import Gateway
 from emu.cluster.ports import PLAIN, Observer, Ports, relay_text
@@ -26,7 +26,8 @@ from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 
 if TYPE_CHECKING:
     from emu.migration.transfer import MigratingBatch
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
+
+
+_Figures = tuple[int, int, int, int, int]
+"""(running, blocks used, blocks in all, prefill tokens, decode tokens)."""
+_NOTHING: Final[_Figures] = (0, 0, 0, 0, 0)
 
 
 class Recorder:
@@ -78,6 +84,9 @@ class Recorder:
         self._counts: dict[str, int] = {}
         """Replicas by state, as `_states`, which were looked at before the last one has moved."""
         self._have_moved = True
+        self._sampled: list[_Figures] = []
+        """By replica, what it was when it was last looked at."""
+        self._sums: _Figures = _NOTHING
 
     def _follow(self, directory: Path, table: OutputTable) -> None:
         """The history, the log and the trace, as far as they are asked for."""
@@ -98,6 +107,10 @@ class Recorder:
             if self.log.tells_lives:
                 self.on_routed, self.on_formed, self.on_sent = told.routed, told.formed, told.sent
                 self._batches.append(told)
+        if table.heartbeat_s:
+            from emu.cluster.heartbeat import Heartbeat
+
+            self._observers.append(Heartbeat(table.heartbeat_s, self.log))
         if table.trace:
             from emu.cluster.trace_observer import TraceObserver
             from emu.report.trace_sink import TraceSink
@@ -231,17 +244,23 @@ class Recorder:
         network: Carrier,
     ) -> None:
         """A row of the time series. `is_shared`: by replica, its GPUs are those of others too."""
-        if self._have_moved:
-            self._states = [replica.state.value for replica in replicas]
-            self._counts = dict(Counter(self._states))
-            self._have_moved = False
         waiting, waiting_tokens = len(gateway.held), 0
         for queue in gateway.queues:
             waiting += len(queue)
             waiting_tokens += queue.waiting_prefill_tokens
-        running = used = total = prefill = decode = 0
-        for replica, state in zip(replicas, self._states, strict=True):
+        looks_at_all = self._have_moved
+        if looks_at_all:
+            self._states = [replica.state.value for replica in replicas]
+            self._counts = dict(Counter(self._states))
+            self._sampled = [_NOTHING] * len(replicas)
+            self._sums = _NOTHING
+            self._have_moved = False
+        running, used, total, prefill, decode = self._sums
+        for replica in replicas:
+            if not (looks_at_all or replica.is_stirred):
+                continue  # its figures are those of the sample before
             replica_id = replica.replica_id
+            state = self._states[replica_id]
             if state == "inactive" and is_shared[replica_id]:
                 continue  # another replica is on its GPUs, or none
             view = replica.view()
@@ -251,32 +270,44 @@ class Recorder:
             if its_waiting:
                 waiting += its_waiting
                 waiting_tokens += view.waiting_tokens
-            running += its_running
-            used += blocks_used
-            total += blocks_total
-            prefill += replica_prefill
-            decode += replica_decode
+            elif not its_running:
+                replica.look_for_rest()
+            before = self._sampled[replica_id]
+            running += its_running - before[0]
+            used += blocks_used - before[1]
+            total += blocks_total - before[2]
+            prefill += replica_prefill - before[3]
+            decode += replica_decode - before[4]
+            self._sampled[replica_id] = (
+                its_running,
+                blocks_used,
+                blocks_total,
+                replica_prefill,
+                replica_decode,
+            )
             self.per_replica.add(
                 at_ns, replica_id, state, its_running, its_waiting, blocks_used, blocks_total
             )
-        self.series.add(
-            Sample(
-                time_ns=at_ns,
-                replicas=self._counts,
-                waiting=waiting,
-                waiting_prefill_tokens=waiting_tokens,
-                running=running,
-                migrating=_migrating(watchers),
-                used_blocks=used,
-                total_blocks=total,
-                prefill_tokens=prefill,
-                decode_tokens=decode,
-                completed=self.completed,
-                preemptions=self.preemptions,
-                flows=network.active,
-                flow_bytes=dict(network.moved_bytes),
-            )
+        self._sums = (running, used, total, prefill, decode)
+        sample = Sample(
+            time_ns=at_ns,
+            replicas=self._counts,
+            waiting=waiting,
+            waiting_prefill_tokens=waiting_tokens,
+            running=running,
+            migrating=_migrating(watchers),
+            used_blocks=used,
+            total_blocks=total,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            completed=self.completed,
+            preemptions=self.preemptions,
+            flows=network.active,
+            flow_bytes=dict(network.moved_bytes),
         )
+        self.series.add(sample)
+        for observer in self._observers:
+            observer.sampled(sample)
 
     def flush(self) -> None:
         """Let what has happened so far be seen in the files."""

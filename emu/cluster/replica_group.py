@@ -24,8 +24,9 @@ from emu.config.schema import (
     LatencyTable,
     ModelTable,
     ReplicaTable,
+    ReservedTable,
     SchedulerTable,
-    SglangTable,
+    VidurTable,
     VllmTable,
 )
 from emu.engines.bundle import BoundEngine, Server
@@ -33,6 +34,8 @@ from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.experts.setting import ExpertDefaults, ExpertSetting, expert_setting
+from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
@@ -60,6 +63,8 @@ class ReplicaGroup(msgspec.Struct, frozen=True):
     """Layers that a feature puts beside the model's."""
     layout: KvLayout | None = None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
+    experts: ExpertSetting | None = None
+    """How its experts are shared between replicas; None = plainly."""
 
     @property
     def key(self) -> str:
@@ -92,6 +97,7 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     group = ReplicaGroup(
         config, index, source, table, model_table, model, scheduler, latency, bound
     )
+    group = msgspec.structs.replace(group, experts=_experts(group))
     _check_parallel(group)
     _check_layers(group)
     _check_scheduler(group)
@@ -105,9 +111,11 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     _check_features(group)
     tp = table.tensor_parallel
     found = [one.layers(scheduler, model, tp, source) for one in group.features]
-    group = msgspec.structs.replace(
-        group, draft=next((draft for draft in found if draft is not None), None)
-    )
+    draft = next((draft for draft in found if draft is not None), None)
+    if draft is not None and draft.is_head and table.data_parallel_group:
+        # Its experts are dealt to the ranks of the group as the target's are.
+        draft = msgspec.structs.replace(draft, expert_parallel=table.expert_parallel)
+    group = msgspec.structs.replace(group, draft=draft)
     group = msgspec.structs.replace(group, layout=_layout_of(group))
     if group.layout is not None and group.features:
         _check_features(group)
@@ -137,7 +145,8 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         isinstance(scheduler, VllmTable)
         and table.role == "colocated"
         and table.pipeline_parallel == 1
-        and not table.data_parallel_group
+        # Windows of a group take memory like full attention; states cannot.
+        and (not table.data_parallel_group or has_states(group.model))
         and not group.config.network.tiers
     )
     model, source = group.model, f"{group.source}: {group.key}"
@@ -146,7 +155,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
     if has_states(model) and not keeps_groups:
         problem = (
             f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
-            "pipeline stage, no data-parallel group and no KV tiers"
+            "pipeline stage and no KV tiers"
         )
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
@@ -176,6 +185,8 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     ranks = table.tensor_parallel * table.pipeline_parallel
     server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens, ranks=ranks)
     scheduler = filled(group.scheduler, group.bound, server)
+    if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
+        return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
     engine, tp = _counted_engine(group), table.tensor_parallel
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
@@ -198,16 +209,52 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + beside,
+        reserve_bytes=reserve + beside + _redundant_bytes(group),
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(group),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=group.draft,
         slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
+        of_free=engine is not None and engine.memory.shares_free,
         source=f"{group.source}: {group.key}",
     )
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return Divided(scheduler, memory, scheduler.num_blocks or blocks)
+
+
+def _divided_by_vidur(
+    group: ReplicaGroup, scheduler: VidurTable, margin: float, gpu: GpuSpec
+) -> Divided:
+    """Memory by the planner of that simulator: slots for the longest requests."""
+    from emu.kv.vidur_memory import vidur_plan
+
+    reserved = scheduler if isinstance(scheduler, ReservedTable) else None
+    memory, batch = vidur_plan(
+        group.model,
+        gpu.memory_gib,
+        tp=group.table.tensor_parallel,
+        pp=group.table.pipeline_parallel,
+        max_tokens=group.max_model_tokens if reserved is None else reserved.max_tokens,
+        block_size=scheduler.block_size,
+        margin=margin,
+        source=f"{group.source}: {group.key}",
+    )
+    if reserved is not None:
+        cap = min(reserved.batch_size_cap, batch)
+        scheduler = msgspec.structs.replace(reserved, batch_size_cap=cap)
+    return Divided(scheduler, memory, scheduler.num_blocks or memory.num_blocks)
+
+
+def _redundant_bytes(group: ReplicaGroup) -> int:
+    """Weights of the expert slots that a rank has beyond its part of the experts."""
+    setting, model, experts = group.experts, group.model, group.model.experts
+    if setting is None or experts is None:
+        return 0
+    ranks = group.table.expert_parallel
+    more = setting.slots(experts.count) // ranks - ceil_div(experts.count, ranks)
+    params = experts.expert_params(model.hidden, gated=model.gated_mlp)
+    dtype = sizes.expert_dtype(model, group.model_table.dtype)
+    return more * model.moe_layer_count * sizes.weight_bytes(params, dtype)
 
 
 def has_states(model: ModelSpec) -> bool:
@@ -220,6 +267,13 @@ def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> Bo
     keys = config.replicas[group].engine
     key = f"replicas.{group}." if keys else ""
     return bind(engine_with(config.engine, keys), latency, source, key)
+
+
+def _experts(group: ReplicaGroup) -> ExpertSetting | None:
+    """How the experts are shared, by the keys and the engine's defaults. Raises InputError."""
+    keys = engine_with(group.config.engine, group.table.engine)
+    defaults = ExpertDefaults() if group.bound is None else group.bound.engine.experts
+    return expert_setting(keys, defaults, group.model, group.table, group.latency, group.source)
 
 
 def _counted_engine(group: ReplicaGroup) -> BoundEngine | None:
@@ -265,7 +319,10 @@ def _check_scheduler(group: ReplicaGroup) -> None:
     if scheduler.one_stage and group.table.pipeline_parallel > 1:
         problem = f'policy "{scheduler.policy}" knows one stage'
         raise InputError(source, None, f"{group.key}.pipeline_parallel", problem)
-    if isinstance(scheduler, SglangTable) and group.config.network.tiers:
+    field, problem = scheduler.misfit
+    if problem:
+        raise InputError(source, None, f"scheduler.{field}", problem)
+    if scheduler.no_tiers and group.config.network.tiers:
         raise InputError(source, None, "network.tiers", f'not with policy "{scheduler.policy}"')
 
 

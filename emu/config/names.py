@@ -36,6 +36,7 @@ ENGINES: Final[dict[str, EngineWords]] = {
     "sglang": EngineWords(
         versions=("0.5.3", "0.5.6", "0.5.9", "0.5.14", "0.5.23"), policies=("sglang",)
     ),
+    "tensorrt-llm": EngineWords(versions=("1.0", "1.1", "1.2", "1.3"), policies=("tensorrt-llm",)),
 }
 """Serving engines by name. Policies of no engine are those of simulators, and go with any."""
 NO_ENGINE: Final = "none"
@@ -232,7 +233,11 @@ def engine_problem(name: str, version: str) -> tuple[str, str] | None:
     if name == NO_ENGINE:
         return ("version", "engine none has no versions") if version else None
     if name not in ENGINES:
-        return "name", unknown_value(name, [*ENGINES, NO_ENGINE])
+        problem = unknown_value(name, [*ENGINES, NO_ENGINE])
+        meant = _SPELLINGS.get(name.casefold(), "")
+        if meant:
+            problem = f"{problem.partition('; did')[0]}; did you mean {meant}?"
+        return "name", problem
     if version and version not in ENGINES[name].versions:
         known = ", ".join(ENGINES[name].versions)
         return "version", f'{name} "{version}" is not modeled; modeled are {known}'

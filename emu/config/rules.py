@@ -450,6 +450,10 @@ def _others(config: Config) -> Iterator[Problem]:
             f"expected 0 (no timeseries) or at least 1, got {config.output.timeseries_interval_ms}"
         )
         yield ("output", "timeseries_interval_ms"), problem
+    beat_ms, sample_ms = config.output.heartbeat_s * 1e3, config.output.timeseries_interval_ms
+    if beat_ms and (not sample_ms or beat_ms % sample_ms):
+        problem = f"expected a multiple of timeseries_interval_ms ({sample_ms:g} ms)"
+        yield ("output", "heartbeat_s"), problem
     if not config.output.dir:
         yield ("output", "dir"), "expected a directory, got an empty string"
     if not config.model.name and not config.model.hf_config:

@@ -27,6 +27,7 @@ from emu.config.tables import (
     Tokens0,
     doc,
 )
+from emu.config.tables.experts import RankLossKeys
 from emu.config.tables.latency import (
     AiconfiguratorTable,
     AstraTable,
@@ -70,6 +71,7 @@ from emu.config.tables.scheduling import (
     SarathiTable,
     SchedulerTable,
     SglangTable,
+    TensorrtLlmTable,
     VidurTable,
     VllmTable,
     VllmV0Table,
@@ -151,6 +153,13 @@ class OutputTable(Table, kw_only=True, frozen=True):
     timeseries_interval_ms: Annotated[
         NonNegative, doc("Sampling interval, at least 1; 0 = no timeseries.")
     ] = 1000.0
+    heartbeat_s: Annotated[
+        NonNegative,
+        doc(
+            "A line on stderr for each so many simulated seconds: rates, queues, KV, prefix hits;"
+            " 0 = none. A multiple of timeseries_interval_ms."
+        ),
+    ] = 0.0
     events: Annotated[
         bool,
         doc("Write events.jsonl: all requests, iterations and transfers (steps, without leaps)."),
@@ -344,6 +353,12 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         list[int], doc("GPU indices (cluster wide) to place on; empty = next free ones.")
     ] = field(default_factory=list)
     gpu: Annotated[str, doc("Place only on machines with this GPU.")] = ""
+    place: Annotated[
+        Literal["packed", "spread"],
+        doc(
+            "packed: on the next free GPUs; spread: each on the machine that has the fewest of these replicas, so that a lost machine takes as few of them as possible."
+        ),
+    ] = "packed"
     shared: Annotated[
         bool,
         doc("Its `gpus` may belong to other shared replicas too; one of them is loaded at a time."),
@@ -507,10 +522,11 @@ class FaultTable(Table, kw_only=True, frozen=True):
     """(key of before, key of now)."""
 
 
-class RecoveryTable(Table, kw_only=True, frozen=True):
+class RecoveryTable(RankLossKeys, kw_only=True, frozen=True):
     """What happens after faults."""
 
     only: ClassVar[OnlyThen] = {
+        **RankLossKeys.only,
         "restart_s": Only("replace", (True,)),
         "client_backoff_ms": Only("client_retries"),
     }
@@ -589,6 +605,7 @@ __all__ = [
     "SessionsTable",
     "SglangTable",
     "SyntheticTable",
+    "TensorrtLlmTable",
     "VidurLayersTable",
     "VidurTable",
     "VllmTable",

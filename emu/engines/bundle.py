@@ -16,6 +16,7 @@ from emu.config.schema import SchedulerTable
 from emu.kv.engine_memory import MemoryRule
 from emu.latency.context import KernelPaths
 from emu.latency.engine import EngineModel
+from emu.latency.experts.setting import ExpertDefaults
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,12 +56,14 @@ class Kernels(Protocol):
 class OnGpu(Protocol):
     """How an engine's model depends on where it runs."""
 
-    def __call__(self, model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
-        """The model on so many of these GPUs."""
+    def __call__(
+        self, model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable
+    ) -> EngineModel:
+        """The model on so many of these GPUs, with this scheduler."""
         ...
 
 
-def same_on_all(model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
+def same_on_all(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
     """It does not depend on that."""
     return model
 
@@ -76,6 +79,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels
     defaults: Defaults
     on_gpu: OnGpu = same_on_all
+    experts: ExpertDefaults = ExpertDefaults()
+    """How experts are shared where nothing is said."""
 
     @property
     def label(self) -> str:

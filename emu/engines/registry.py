@@ -25,12 +25,16 @@ from emu.config.names import (
 from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
 from emu.engines.bundle import BoundEngine, Engine, Server
 from emu.engines.sglang import SGLANG
+from emu.engines.tensorrt_llm import TENSORRT_LLM
 from emu.engines.vllm import VLLM
 from emu.errors import InputError
 from emu.latency.engine import EngineModel, with_step_overhead
 from emu.process.prepared import prepared
+from emu.units import NS_PER_US
 
-BUNDLES: Final[dict[str, Engine]] = {engine.label: engine for engine in (*VLLM, *SGLANG)}
+BUNDLES: Final[dict[str, Engine]] = {
+    engine.label: engine for engine in (*VLLM, *SGLANG, *TENSORRT_LLM)
+}
 """By label (`vllm-0.15`)."""
 _OF_OWN_CLASSES: Final = "vllm"
 """Whose defaults a scheduler without an engine has."""
@@ -82,6 +86,9 @@ def bind(
         if is_eager:
             problem = "needs an engine that launches kernels, not engine none"
             raise InputError(source, None, f"{key}latency.enforce_eager", problem)
+        if latency.prompt_token_us >= 0:
+            problem = "needs an engine, whose front end encodes prompts"
+            raise InputError(source, None, f"{key}latency.prompt_token_us", problem)
         return None
     found = _engine_of(table, source, f"{key}engine")
     model = constants = (
@@ -91,6 +98,9 @@ def bind(
         model = msgspec.structs.replace(model, enforce_eager=True)
     if latency.step_overhead_us >= 0:
         model = with_step_overhead(model, latency.step_overhead_us)
+    if latency.prompt_token_us >= 0:
+        token_ns = round(latency.prompt_token_us * NS_PER_US)
+        model = msgspec.structs.replace(model, prompt_token_ns=token_ns)
     return BoundEngine(engine=found, constants=constants, model=model, learned=table.learned)
 
 

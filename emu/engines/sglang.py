@@ -24,6 +24,7 @@ from emu.engines.bundle import Engine, Server
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import EngineModel
+from emu.units import MIB
 
 _MIB_PER_GIB: Final = 1024
 _SIZES: Final = (
@@ -47,7 +48,7 @@ _PAGED: Final = ("B200", "GB200", "B300", "GB300")
 _PAGE_TOKENS: Final = 64
 """Pages of TensorRT-LLM's attention, which SGLang takes on these GPUs."""
 _MAX_RUNNING_REQUESTS: Final = 2048
-_CONTEXT_PART: Final = 0.85
+_CONTEXT_PART: Final = 0.9
 """Of what a process takes before the weights: it is missing in the part that KV is in."""
 _OVERHEAD_SINCE: Final = ("0.5.14", "0.5.23")
 _CHUNKS_STOP: Final = "0.5.9"
@@ -77,6 +78,7 @@ class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     model: EngineModel
     null_blocks: int = 0
+    shares_free: bool = False
 
     def kept(
         self,
@@ -98,11 +100,11 @@ class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SglangKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """SGLang's kernels: as far as measured, those that vLLM has on the same GPU."""
+    """SGLang's kernels: the formulas of vLLM's with the surfaces that SGLang's were measured at."""
 
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return kernels_of(gpu)
+        return kernels_of(gpu, "sglang")
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """Nothing is fused with an all-reduce."""
@@ -119,7 +121,7 @@ def sglang_kernels(model: EngineModel) -> SglangKernels:
     return SglangKernels()
 
 
-def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int) -> EngineModel:
+def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
     """The engine with the graphs that it captures on a GPU."""
     _, graph = _of_size(gpu, ranks)
     return msgspec.structs.replace(model, graph_tokens_max=graph)
@@ -174,6 +176,10 @@ _V0_5_9: Final = EngineModel(
     host_sequence_ns=10_000,
     host_prompt_ns=100_000,
     batch_wait_ns=0,
+    # A log of 8 H200 (sglang pull request 11716): of 139.81 GiB 137.3 are left before the weights,
+    # and communicators have taken 2.0.
+    context_bytes=512 * MIB,
+    parallel_bytes=2048 * MIB,
 )
 
 

@@ -1,7 +1,7 @@
 """vLLM (V1): what its versions do, and what they take when nothing is said.
 
-Facts are read in the source of 0.11.2, 0.15.1 and 0.19.1; docs/model.md says which constants are
-fitted.
+Facts are read in the source of 0.11.2, 0.15.1 and 0.19.1; docs/lab/roofline.md says which constants
+are fitted.
 
 Memory. vLLM loads the weights, runs the model once with as many tokens as a step may have and the
 sampler with as many rows as there may be sequences, and gives what its share of the memory leaves
@@ -47,6 +47,7 @@ class VllmMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     model: EngineModel
     null_blocks: int = 1
+    shares_free: bool = False
 
     def kept(
         self,
@@ -95,7 +96,7 @@ class VllmKernels(msgspec.Struct, frozen=True, kw_only=True):
 
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return kernels_of(gpu)
+        return kernels_of(gpu, "vllm")
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""

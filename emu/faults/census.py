@@ -12,7 +12,7 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
-    from emu.replica.relay_board import SplitBatch
+    from emu.replica.split_batch import SplitBatch
 from emu.faults.ports import FaultWorld
 
 

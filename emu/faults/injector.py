@@ -20,7 +20,7 @@ from emu.errors import InputError
 from emu.faults.link_faults import LinkFaults
 from emu.faults.recovery import Recovery
 from emu.faults.transfer_faults import TransferFaults
-from emu.kernel.clock import PRIORITY_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.events import Asked
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.view import ReplicaHandle

@@ -6,11 +6,12 @@ The cluster is such a world; faults know no more of it than this.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from emu.autoscale.scaler import Scaler
 from emu.config.schema import Config
 from emu.kernel.clock import Kernel
+from emu.latency.context import LatencyContext
 from emu.migration.live import LiveMigrator
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
@@ -18,6 +19,15 @@ from emu.network.topology import Topology
 from emu.replica.relay_board import RelayBoard
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
+
+
+class SharedExperts(NamedTuple):
+    """A group that shares experts."""
+
+    members: Sequence[int]
+    """Replicas, by ascending id."""
+    context: LatencyContext
+    """What the latency of each is built from."""
 
 
 class Clients(Protocol):
@@ -144,6 +154,10 @@ class FaultWorld(Protocol):
     @property
     def watchers(self) -> Mapping[int, Watcher]:
         """Migration watchers by source."""
+        ...
+
+    def expert_groups(self) -> Mapping[str, SharedExperts]:
+        """Groups that share experts as `[engine]` says, by name."""
         ...
 
     def is_spare(self, replica: ReplicaHandle) -> bool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from emu.kernel.clock import PRIORITY_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.view import ReplicaHandle
@@ -25,6 +25,7 @@ from emu.units import s_to_ns
 if TYPE_CHECKING:
     from emu.autoscale.orders import Role
     from emu.faults.ports import FaultWorld
+    from emu.faults.rank_loss import RankLoss
 
 S = ReplicaState
 _ROLE_OF: Final[dict[ReplicaState, Role]] = {
@@ -68,6 +69,12 @@ class Recovery:
         """Replicas whose role a spare has taken: spares themselves, once they are back."""
         self._role_at_crash: dict[int, Role] = {}
         self._loads: dict[int, int] = {}
+        self.ranks: RankLoss | None = None
+        """Groups that go on without a lost rank; None = none does."""
+        if self.table.ep_fault == "mask":
+            from emu.faults.rank_loss import RankLoss  # most clusters share no experts
+
+            self.ranks = RankLoss(cluster, self._crash)
 
     def lose_gpus(self, gpus: Sequence[int]) -> None:
         """These cannot be used before `gpus_back`."""
@@ -82,8 +89,20 @@ class Recovery:
         if machine not in self.cacheless:
             self.cacheless.append(machine)
 
-    def crash(self, replica: ReplicaHandle, cause: str, *, back_ns: int = -1) -> None:
-        """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
+    def crash(
+        self, replica: ReplicaHandle, cause: str, *, back_ns: int = -1, is_known: bool = False
+    ) -> None:
+        """The replica dies now. `back_ns`: it is back after so long (-1: as configured).
+
+        `is_known`: it is given up, so that a group which shares experts has nothing to detect.
+        """
+        if self.ranks is not None and self.ranks.takes(replica):
+            self.ranks.lose(replica, cause, back_ns, is_known=is_known)
+        else:
+            self._crash(replica, cause, back_ns)
+
+    def _crash(self, replica: ReplicaHandle, cause: str, back_ns: int) -> None:
+        """All that knows of it hears that it is dead."""
         from emu.migration.messages import DestinationLost  # 46 classes, for runs with roles
 
         cluster = self.cluster
@@ -240,6 +259,8 @@ class Recovery:
 
     def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A load that was given up is tried again, some times; a drain may have an end."""
+        if self.ranks is not None:
+            self.ranks.on_moved(replica, before)
         if before in LOADING and replica.state is S.INACTIVE:
             kernel = self.cluster.kernel
             later_ns = kernel.now_ns + max(1, s_to_ns(self.table.restart_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from emu.config.tables.faults import (
     Freeze,
@@ -22,6 +22,9 @@ from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, Unpaus
 from emu.replica.states import LOADING, ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.units import ms_to_ns, s_to_ns
+
+if TYPE_CHECKING:
+    from emu.faults.rank_loss import RankLoss
 
 S = ReplicaState
 _WITHOUT_KV: Final = frozenset({S.FAILED, S.INACTIVE}) | LOADING
@@ -93,7 +96,7 @@ def crash_gpus(strike: Strike[GpuCrash | NodeCrash]) -> None:
         assert fault.gpu is not None
         gpus = (fault.gpu,)
         name = f"GPU {fault.gpu}"
-    there = _on_gpus(cluster.replicas, gpus)
+    there = _on_gpus(cluster.replicas, gpus, goes_on=recovery.ranks)
     if not there and fault.kind == "gpu_crash":
         strike.miss(f"{name} belongs to no replica")
         return
@@ -117,10 +120,18 @@ def crash_gpus(strike: Strike[GpuCrash | NodeCrash]) -> None:
             recovery.replace_elsewhere(replica)
 
 
-def _on_gpus(replicas: Sequence[ReplicaHandle], gpus: Sequence[int]) -> list[ReplicaHandle]:
-    """Replicas with a rank there, and those that share experts with them."""
+def _on_gpus(
+    replicas: Sequence[ReplicaHandle], gpus: Sequence[int], *, goes_on: RankLoss | None
+) -> list[ReplicaHandle]:
+    """Replicas with a rank there, and those that share experts with them and cannot go on."""
     there = [replica for replica in replicas if not set(gpus).isdisjoint(replica.gpus)]
-    waves = [r.wave for r in there if r.wave is not None and r.wave.shares_experts]
+    waves = [
+        r.wave
+        for r in there
+        if r.wave is not None
+        and r.wave.shares_experts
+        and (goes_on is None or not goes_on.takes(r))
+    ]
     return [r for r in replicas if r in there or (r.wave is not None and r.wave in waves)]
 
 
@@ -181,11 +192,13 @@ def freeze(strike: Strike[Freeze | Pause]) -> None:
     def thaw() -> None:
         if is_same():
             replica.actor.tell(Unpaused(life=incarnation, since_ns=since_ns))
+            if strike.recovery.ranks is not None:
+                strike.recovery.ranks.thawed(replica)
         strike.end(replica.name)
 
     def declare_dead() -> None:
         if is_same():
-            strike.recovery.crash(replica, "no progress")
+            strike.recovery.crash(replica, "no progress", is_known=True)
 
     strike.until(replica.name, thaw)
     deadline_ms = strike.cluster.config.recovery.progress_deadline_ms

@@ -5,7 +5,7 @@ request by request, and the step waits for it. What a mask takes depends on the 
 engine, so that the configuration gives it. Which requests are constrained is a share of them, drawn
 by a hash of (seed, request): neither batches nor preemptions change it.
 
-This is also the example of `docs/features.md`: a whole feature in one module, and a line in
+This is also the example of `docs/lab/features.md`: a whole feature in one module, and a line in
 `emu/config/features.py`.
 """
 
@@ -157,7 +157,7 @@ class Guided(Feature):
     name = "guided decoding"
     key = _KEY
     summary = "A grammar constrains some requests; each of their tokens waits for a mask."
-    guide = "features.md"
+    guide = "lab/features.md"
     keys = ((VllmTable, Keys),)
     switch = "guided_share"
     section = "guided"

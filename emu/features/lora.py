@@ -53,7 +53,9 @@ _MODEL: Final = "adapters of {model}, which has more than dense layers, are not 
 class Keys(Table, kw_only=True, frozen=True):
     """What [scheduler] says."""
 
-    enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/adapters.md).")] = False
+    enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/lab/adapters.md).")] = (
+        False
+    )
     max_loras: Annotated[Count, doc("LoRA: slots on the GPU, different adapters at once.")] = 1
     max_cpu_loras: Annotated[
         Count0, doc("LoRA: copies in host memory, at least max_loras; 0 = max_loras.")
@@ -294,7 +296,7 @@ class Lora(Feature):
     name = "LoRA adapters"
     key = _KEY
     summary = "Requests name an adapter; a batch loads those that have no slot on the GPU."
-    guide = "adapters.md"
+    guide = "lab/adapters.md"
     keys = ((VllmTable, Keys),)
     switch = "enable_lora = true"
     serves = ("adapter",)

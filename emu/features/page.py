@@ -22,8 +22,8 @@ _INTRO: Final = """\
 # Features
 
 What an engine may have besides batching and KV: each is one module of `emu/features/` and a line in
-`emu/config/features.py` ([how to add one](../features.md)). This page is generated from what the
-modules declare.
+`emu/config/features.py` ([how to add one](../lab/features.md)). This page is generated from what
+the modules declare.
 
 """
 SMALL: Final[Mapping[str, Any]] = {

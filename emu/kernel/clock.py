@@ -20,172 +20,20 @@ puts those on the wall clock. Cancellation ends a run; it never models a fault.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
+from emu.kernel.digest import Digest
 from emu.kernel.life import TURN, live
+from emu.kernel.lock import Lock
 from emu.kernel.natives import heappop, heappush
+from emu.kernel.priorities import PRIORITY_CONTROL
 from emu.plugins import guarded
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-# --------------------------------------------------------------------------------------------------
-# Priorities: they take the order of *scheduling* out of results.
-
-
-PRIORITY_WORLD: Final = 0
-"""Arrivals, client cancellations, commands, faults."""
-PRIORITY_NETWORK: Final = 1 << 20
-"""Transfers."""
-PRIORITY_REPLICA: Final = 2 << 20
-"""Replicas: add the replica id."""
-PRIORITY_WATCHER: Final = 3 << 20
-"""Migration watchers: add the replica id."""
-PRIORITY_CONTROL: Final = 4 << 20
-"""Control loops. They read the same instants, so each has a priority of its own:"""
-PRIORITY_REJECTER: Final = PRIORITY_CONTROL + 1
-PRIORITY_REBALANCER: Final = PRIORITY_CONTROL + 2
-PRIORITY_PLANNER: Final = PRIORITY_CONTROL + 3
-
-
-# --------------------------------------------------------------------------------------------------
-# A running digest of integers: h <- h * K + v, modulo 2^64, for each v in turn.
-#
-# Python computes one step of it with long integers, at the price of ten bytecodes; numpy, where it
-# is loaded, adds hundreds of values for little more.
-
-
-_FACTOR: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 64) - 1
-_BLOCK: Final = 1024
-
-
-class Digest:
-    """A digest of non-negative integers below 2^64."""
-
-    def __init__(self) -> None:
-        self.waiting: list[int] = []
-        """Values are appended here; `fold` from time to time, so that it does not grow."""
-        self._folded = 0
-        self._powers: NDArray[np.uint64] | None = None
-        """_FACTOR ** (_BLOCK - 1), ..., _FACTOR, 1, modulo 2^64."""
-
-    def fold(self) -> int:
-        """Add what waits; the digest of all values so far."""
-        if "numpy" in sys.modules:
-            self._fold_blocks()
-        else:
-            folded = self._folded
-            for value in self.waiting:
-                folded = (folded * _FACTOR + value) & _MASK
-            self._folded = folded
-        self.waiting.clear()
-        return self._folded
-
-    def _fold_blocks(self) -> None:
-        """Folded by numpy, whose unsigned arithmetic is modulo 2^64."""
-        import numpy as np
-
-        powers = self._powers
-        if powers is None:
-            powers = np.full(_BLOCK, _FACTOR, dtype=np.uint64)
-            powers[-1] = 1
-            powers[:] = np.multiply.accumulate(powers[::-1])[::-1]
-            self._powers = powers
-        values = np.array(self.waiting, dtype=np.uint64)
-        for start in range(0, len(values), _BLOCK):
-            block = values[start : start + _BLOCK]
-            count = len(block)
-            added = int(np.dot(block, powers[-count:]))
-            self._folded = (self._folded * pow(_FACTOR, count, _MASK + 1) + added) & _MASK
-
-
-# --------------------------------------------------------------------------------------------------
-# Mutual exclusion in simulated time, first come, first served.
-#
-# A holder can turn its hold into a *pin*: others may take the lock, but an actor that waits for it
-# (to close what it guards) has it only when no pin is left.
-
-
-class Lock:
-    """`holder` says which actor has it (for stories and checks); empty = none."""
-
-    def __init__(self, soon: Callable[[Callable[[], None]], None], name: str) -> None:
-        """`soon` runs a function at the end of the queue of this instant."""
-        self.name = name
-        self.holder = ""
-        self.pins = 0
-        self._soon = soon
-        self._waiters: deque[tuple[str, Callable[[], None]]] = deque()
-
-    @property
-    def is_held(self) -> bool:
-        """Some actor has it."""
-        return bool(self.holder)
-
-    @property
-    def is_free(self) -> bool:
-        """No actor has it or has pinned it."""
-        return not self.holder and not self.pins
-
-    def try_acquire(self, holder: str) -> bool:
-        """Take it, pinned or not, if no actor has it or waits for it."""
-        if self.holder or self._waiters:
-            return False
-        self.holder = holder
-        return True
-
-    def request(self, holder: str, granted: Callable[[], None]) -> bool:
-        """Take it now (True), or later: then `granted` is called in the queue of that instant."""
-        if not self.pins and self.try_acquire(holder):
-            return True
-        self._waiters.append((holder, granted))
-        return False
-
-    def release(self, holder: str) -> None:
-        """Give it back; the actor that has waited longest has it then."""
-        assert self.holder == holder, f"{self.name}: {holder} releases, {self.holder} holds"
-        self.holder = ""
-        self._grant()
-
-    def pin(self, holder: str) -> None:
-        """Give it back to others that take it at once, not to those that wait for it."""
-        self.pins += 1
-        self.release(holder)
-
-    def unpin(self) -> None:
-        """Remove one pin; without any, the actor that has waited longest has it."""
-        assert self.pins > 0, f"{self.name} has no pin"
-        self.pins -= 1
-        self._grant()
-
-    def _grant(self) -> None:
-        if self._waiters and self.is_free:
-            self.holder, granted = self._waiters.popleft()
-            self._soon(granted)
-
-    def is_waited_for(self) -> bool:
-        """Some actor waits for it."""
-        return bool(self._waiters)
-
-    def describe(self) -> str:
-        """One line for a story."""
-        names = ", ".join(name for name, _ in self._waiters)
-        return f"{names} wait for lock {self.name}, which {self.holder} holds"
-
-
-# --------------------------------------------------------------------------------------------------
-# The kernel
-
 
 PARK: Final = -1
 """A step returns this: there is nothing to do before the next message."""
@@ -219,7 +67,7 @@ class Actor:
     """
 
     def __init__(self, kernel: Kernel, name: str, priority: int) -> None:
-        """`priority` orders what is due at one instant (`emu/kernel/clock.py`)."""
+        """`priority` orders what is due at one instant (`emu/kernel/priorities.py`)."""
         self.kernel = kernel
         self.name = name
         self.priority = priority
@@ -237,11 +85,11 @@ class Actor:
         """It waits for an answer from outside simulated time."""
         self.turn: Awaitable[None] = TURN
         """What its life awaits between two steps."""
-        self.life: Coroutine[Any, Any, None] | None = None
+        self.life: Coroutine[object, None, None] | None = None
         self.resume: Callable[[None], object] = _not_started
         """Gives it its turn."""
 
-    def live(self) -> Coroutine[Any, Any, None]:
+    def live(self) -> Coroutine[object, None, None]:
         """Its life, which never ends by itself."""
         return live(self, self.kernel.ends)
 
@@ -323,7 +171,7 @@ class Kernel:
         """What ended the run, and where it came from."""
         self._is_over = False
         self._between: Callable[[], None] | None = None
-        self._from_outside: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._from_outside: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         """Calls of signal handlers and other threads, made between two slices of the run."""
         self._actors: list[Actor] = []
         self._locks: list[Lock] = []
@@ -398,7 +246,7 @@ class Kernel:
         if self._error is not None:
             raise self._error.with_traceback(self._trace)
 
-    def call_soon_threadsafe(self, call: Callable[..., object], *arguments: Any) -> None:
+    def call_soon_threadsafe(self, call: Callable[..., object], *arguments: object) -> None:
         """Make this call between two timers, soon: for signal handlers and other threads."""
         self._from_outside.append((call, arguments))
 

@@ -54,7 +54,7 @@ async def live(actor: S, ends: Callable[[S, int], None]) -> None:
         await turn
 
 
-def completed(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+def completed(work: Callable[..., Coroutine[object, None, T]], *arguments: object) -> T:
     """The result of a coroutine function that waits for nothing but simulated time.
 
     The kernel is its event loop, as it is that of the actors: nothing outside is awaited.

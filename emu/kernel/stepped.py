@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from emu.kernel.clock import NEVER, PRIORITY_CONTROL, Kernel
+from emu.kernel.clock import NEVER, Kernel
 from emu.kernel.life import TURN
+from emu.kernel.priorities import PRIORITY_CONTROL
 
 _ALL_PRIORITIES: Final = PRIORITY_CONTROL << 1
 """Above that of every timer: all that is due by now has happened."""

@@ -91,7 +91,6 @@ class TaskKernel(Kernel):
         """Make this call in the event loop: for signal handlers and other threads."""
         self._loop.call_soon_threadsafe(call, *arguments)
 
-    # --- inside -------------------------------------------------------------------------------
     def _bring_to_life(self, actor: Actor) -> None:
         assert self._group is not None
         actor.turn = _Turn(self, actor)

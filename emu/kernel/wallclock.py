@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from emu.kernel.clock import PRIORITY_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 
 _FREE_NS: Final = 2**62

@@ -42,6 +42,12 @@ class MemoryRule(Protocol):
         """Blocks of the pool that no request ever gets."""
         ...
 
+    @property
+    def shares_free(self) -> bool:
+        """The part of the memory that a configuration names is one of what weights and the engine
+        leave; else of all."""
+        ...
+
     def kept(
         self,
         spec: ModelSpec,

@@ -26,7 +26,7 @@ import msgspec
 
 from emu.kv.counting import NO_HIT, Hit
 from emu.kv.groups import KvGroup, KvLayout
-from emu.kv.keys import block_keys, with_adapter, with_images
+from emu.kv.keys import keys_of
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -127,13 +127,7 @@ class GroupedPool:
         """Keys of the request's full hash blocks, computed once."""
         keys = request.block_keys
         if keys is None or request.block_keys_size != self.block_size:
-            keys = request.block_keys = block_keys(
-                request.prefix, self.block_size, request.prompt_tokens
-            )
-            if request.adapter:  # KV of one adapter is of no use to another
-                keys = request.block_keys = with_adapter(keys, request.adapter)
-            if request.images:
-                keys = request.block_keys = with_images(keys, request.images, self.block_size)
+            keys = request.block_keys = keys_of(request, self.block_size)
             request.block_keys_size = self.block_size
             request.known_blocks = len(keys)
         return keys
@@ -296,6 +290,33 @@ class GroupedPool:
         self._count(request)
         self.index(request, had_tokens, min(target_tokens, reached))
 
+    def advance(self, request: Request, computed_tokens: int, target_tokens: int) -> None:
+        """A decode goes on, by a step or several: what it leaves behind once so many tokens are
+        computed is free, and it has its blocks up to the target. Only where nothing is found again:
+        else blocks are told apart by when they were freed."""
+        assert not self.prefix_caching
+        still = self._still.get(request.request_id)
+        if (
+            still is not None
+            and target_tokens <= still.slots
+            and computed_tokens < still.computed_tokens
+        ):
+            return
+        tables = self._tables[request.request_id]
+        self._leave_behind(tables, computed_tokens)
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            if group.keeps not in ("all", "state"):
+                # Of blocks that several steps fill, the first ones may be left behind by now.
+                first = group.skipped_tokens(computed_tokens) // group.block_tokens
+                table.extend([NULL_BLOCK] * (first - len(table)))
+            self._extend(group, table, target_tokens)
+        self._count(request)
+        self._still[request.request_id] = self._still_of(computed_tokens, tables)
+
+    def most_blocks(self, steps: int) -> int:
+        """Blocks that a decode takes at most in so many steps, whatever it leaves behind."""
+        return sum(ceil_div(steps, group.block_tokens) for group in self.layout.groups)
+
     def index(self, request: Request, had_tokens: int, tokens: int) -> None:
         """Blocks that became full between the two lengths can be found from now on."""
         if not self.prefix_caching:
@@ -423,10 +444,14 @@ class GroupedPool:
         tables = self._tables.get(request.request_id)
         if tables is None:
             return
+        self._leave_behind(tables, request.computed_tokens)
+        self._count(request)
+
+    def _leave_behind(self, tables: Sequence[list[int]], computed_tokens: int) -> None:
         for group, table in zip(self.layout.groups, tables, strict=True):
             if group.keeps == "all" or (group.keeps == "state" and not self.prefix_caching):
                 continue
-            count = group.skipped_tokens(request.computed_tokens) // group.block_tokens
+            count = group.skipped_tokens(computed_tokens) // group.block_tokens
             freed: list[int] = []
             # Entries before the first null one were freed earlier.
             for entry in range(min(count, len(table)) - 1, -1, -1):
@@ -437,7 +462,6 @@ class GroupedPool:
                 freed.append(table[entry])
                 table[entry] = NULL_BLOCK
             self._unreference(freed)
-        self._count(request)
 
     def _still_of(self, computed_tokens: int, tables: Sequence[Sequence[int]]) -> _Still:
         """For a sequence that has just left behind what its windows let it."""

@@ -42,11 +42,11 @@ def mix64(values: U64) -> U64:
     return values ^ (values >> np.uint64(31))
 
 
-def _running_sums(ids: U64) -> U64:
-    """Element i identifies ids[0..i] in their order."""
+def _running_sums(ids: U64, start: int = 0) -> U64:
+    """Element i identifies ids[0..i] in their order, the first at position `start`."""
     import numpy as np
 
-    positions = np.arange(1, len(ids) + 1, dtype=np.uint64)
+    positions = np.arange(start + 1, start + len(ids) + 1, dtype=np.uint64)
     return np.cumsum(
         mix64(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION)), dtype=np.uint64
     )
@@ -60,6 +60,8 @@ def block_keys(prefix: Prefix | None, block_size: int, prompt_tokens: int) -> li
     """
     if prefix is None:
         return []
+    if prefix.ranges is not None:
+        return _keys_of_ranges(prefix, prefix.ranges, block_size)
     if prefix.token_ids is not None:
         return _keys_of_tokens(prefix.token_ids, block_size)
     if prefix.hash_ids:
@@ -76,6 +78,80 @@ def _keys_of_tokens(token_ids: NDArray[np.int64], block_size: int) -> list[int]:
     sums = _running_sums(token_ids[: blocks * block_size].astype(np.uint64))
     keys: list[int] = mix64(sums[block_size - 1 :: block_size]).tolist()
     return keys
+
+
+@final
+class Keyed:
+    """Keys of the ranges of a prefix, and what those of a longer one need to go on from them."""
+
+    block_size: int
+    ranges: list[tuple[int, int]]
+    keys: list[int]
+    sums: U64
+    """The running sum at the end of each block."""
+
+    __slots__ = ("block_size", "keys", "ranges", "sums")
+
+    def __init__(
+        self, block_size: int, ranges: list[tuple[int, int]], keys: list[int], sums: U64
+    ) -> None:
+        self.block_size = block_size
+        self.ranges = ranges
+        self.keys = keys
+        self.sums = sums
+
+    def shared_blocks(self, ranges: list[tuple[int, int]], block_size: int) -> int:
+        """Full blocks that these ranges have in common with its own from the start on."""
+        if block_size != self.block_size:
+            return 0
+        tokens = 0
+        for (first, count), (own_first, own_count) in zip(ranges, self.ranges, strict=False):
+            if first != own_first:
+                break
+            tokens += min(count, own_count)
+            if count != own_count:
+                break
+        return min(tokens // block_size, len(self.keys))
+
+
+def _keys_of_ranges(prefix: Prefix, ranges: list[tuple[int, int]], block_size: int) -> list[int]:
+    """A turn goes on from the keys of the one before it, with which its context begins."""
+    import numpy as np
+
+    before, prefix.before = prefix.before, None
+    blocks = sum([count for _, count in ranges]) // block_size
+    if blocks == 0:
+        return []
+    known = before.keyed if before is not None else None
+    shared = 0
+    if isinstance(known, Keyed):
+        shared = min(blocks, known.shared_blocks(ranges, block_size))
+    start = shared * block_size
+    ids = _ids_between(ranges, start, blocks * block_size)
+    sums = _running_sums(ids, start)[block_size - 1 :: block_size] if len(ids) else ids
+    keys: list[int] = []
+    if shared and isinstance(known, Keyed):
+        sums = np.concatenate((known.sums[:shared], sums + known.sums[shared - 1]))
+        keys = known.keys[:shared]
+    keys += mix64(sums[shared:]).tolist()
+    prefix.keyed = Keyed(block_size, ranges, keys, sums)
+    return keys
+
+
+def _ids_between(ranges: list[tuple[int, int]], start: int, end: int) -> U64:
+    """The ids at the positions from `start` to `end`."""
+    import numpy as np
+
+    parts = []
+    at = 0
+    for first, count in ranges:
+        low, high = max(start, at) - at, min(end, at + count) - at
+        if low < high:
+            parts.append(np.arange(first + low, first + high, dtype=np.uint64))
+        at += count
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
 
 
 def _keys_of_hashes(
@@ -154,7 +230,7 @@ def chain_of(request: Request, block_size: int) -> Chain:
     if chain is not None and request.chain_block_size == block_size:
         return chain
     prefix = request.prefix
-    hashed = prefix is not None and prefix.token_ids is None and len(prefix.hash_ids) > 0
+    hashed = prefix is not None and not prefix.has_tokens and len(prefix.hash_ids) > 0
     if (
         hashed
         and not request.images

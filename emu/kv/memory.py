@@ -71,6 +71,7 @@ def engine_plan(
     block_bytes: int = 0,
     draft: Draft | None = None,
     slot_bytes: int = 0,
+    of_free: bool = False,
     source: str = "memory",
 ) -> MemoryPlan:
     """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
@@ -78,7 +79,8 @@ def engine_plan(
     `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
     layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token. `draft`:
     weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds.
-    `slot_bytes`: what features keep on every rank in place of KV blocks.
+    `slot_bytes`: what features keep on every rank in place of KV blocks. `of_free`: `utilization`
+    is the part for KV of what all of these leave (TensorRT-LLM).
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
@@ -99,6 +101,10 @@ def engine_plan(
     if weights > memory_bytes:
         needs = f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs"
         raise _too_large(needs, memory_gib, source)
+    kv_bytes = usable_bytes - weights - reserve_bytes - slot_bytes
+    if of_free:
+        kv_bytes = int((memory_bytes - weights - reserve_bytes - slot_bytes) * utilization)
+        usable_bytes = weights + max(0, kv_bytes)
     plan = MemoryPlan(
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
@@ -108,7 +114,7 @@ def engine_plan(
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
         kv_bytes_block_rank=block_bytes or per_token * block_size,
-        kv_bytes_rank=usable_bytes - weights - reserve_bytes - slot_bytes,
+        kv_bytes_rank=kv_bytes,
         reserve_bytes=reserve_bytes,
         block_size=block_size,
         num_blocks=0,

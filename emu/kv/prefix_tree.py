@@ -1,4 +1,4 @@
-"""A tree of token prefixes with locks and eviction of whole leaves, as SGLang's radix cache.
+"""A tree of token prefixes with locks and eviction from its leaves: SGLang's, and TensorRT-LLM's.
 
 Owns which tokens are cached, in nodes of any length, how often they are held, and which go
 first. Counts tokens; does not know which slots they stand in, nor what is free (`tree_pool.py`).
@@ -6,6 +6,10 @@ first. Counts tokens; does not know which slots they stand in, nor what is free 
 Rules. Lengths are cut to whole pages. A match or an insertion refreshes every node on its path, and
 cuts the last one where it ends inside. A lock holds a node and all above it; what is not locked can
 be evicted, leaf by leaf, each as a whole; a node becomes a leaf when its last child goes.
+
+By page (`by_page`, TensorRT-LLM's blocks): leaves are evicted page by page from their end. The page
+that a content has begun is kept too, as a leaf of its own (`add_tail`), and a content that goes on
+with the first tokens of a page below a node finds how many they are (`part`).
 
 What a request's tokens are is a `Content`: token ids, or the hashes of long blocks of a trace, and
 behind them tokens that only the request itself has. A node refers to the content that it was made
@@ -22,7 +26,10 @@ from emu.request import Prefix, Request
 
 Key = tuple[str, tuple[int, ...]]
 """What tells children of a node apart: their first page."""
+Head = tuple[str, int]
+"""The first unit of a page."""
 _OWN: Final = "own"
+_TAIL: Final = "tail"
 POLICIES: Final = ("lru", "lfu", "fifo", "mru", "filo", "priority")
 """Orders of eviction. Nothing counts hits here or in the original, so that lfu is lru."""
 _FALLS: Final = ("mru", "filo")
@@ -59,6 +66,12 @@ class Content:
             return _OWN, (self.owner,)
         per = self.per
         return self.root, tuple(self.units[at // per : (at + page - 1) // per + 1])
+
+    def head(self, at: int) -> Head:
+        """The unit that token `at` is in: pages that begin alike have the same."""
+        if at >= self.known:
+            return _OWN, self.owner
+        return self.root, self.units[at // self.per]
 
     def common(self, other: Content, start: int, end: int) -> int:
         """Tokens from `start` to `end` that both have; those before are the same."""
@@ -120,11 +133,17 @@ class Node:
     priority: int
     is_listed: bool
     """It stands in the list of leaves."""
+    filled: int
+    """Tokens on the path up to the last one that is there: less than `end` in a tail."""
+    heads: dict[Head, dict[Key, Node]]
+    """Children by the first unit of their first page (`by_page`)."""
 
     __slots__ = (
         "children",
         "content",
         "end",
+        "filled",
+        "heads",
         "is_listed",
         "locks",
         "made",
@@ -148,16 +167,28 @@ class Node:
         self.made = now
         self.priority = 0
         self.is_listed = False
+        self.filled = end
+        self.heads = {}
+
+
+_NO_NODES: Final[dict[Key, Node]] = {}
+
+
+def _tail_key(leaf: Node) -> Key:
+    """No page has it: a tail is never matched as a whole."""
+    return _TAIL, (leaf.content.owner,)
 
 
 @final
 class PrefixTree:
     """Cached prefixes, in tokens."""
 
-    def __init__(self, page_tokens: int = 1, policy: str = "lru") -> None:
+    def __init__(self, page_tokens: int = 1, policy: str = "lru", *, by_page: bool = False) -> None:
+        """`by_page`: leaves are evicted page by page, and pages are found in part."""
         assert policy in POLICIES
         self.page_tokens = page_tokens
         self.policy = policy
+        self.by_page = by_page
         self.clear()
 
     def clear(self) -> None:
@@ -205,6 +236,18 @@ class PrefixTree:
             node = child
         return at
 
+    def part(self, node: Node, content: Content, tokens: int) -> tuple[int, Node | None]:
+        """Of the page behind a node, the tokens that some child begins with, up to `tokens` on the
+        path; and the child that has most of them."""
+        most, best = 0, None
+        end = min(tokens, node.end + self.page_tokens)
+        for child in node.heads.get(content.head(node.end), _NO_NODES).values():
+            reach = min(end, child.filled)
+            common = content.common(child.content, node.end, reach) if reach > node.end else 0
+            if common > most:
+                most, best = common, child
+        return most, best
+
     # --- adding -----------------------------------------------------------------------------
     def insert(self, content: Content, tokens: int, priority: int = 0) -> int:
         """Cache the first `tokens`, whole pages; how many of them were there already."""
@@ -223,10 +266,27 @@ class PrefixTree:
         if at < length:
             leaf = Node(node, content, at, length, self._tick())
             leaf.priority = priority
-            node.children[content.key(at, self.page_tokens)] = leaf
+            self._hang(node, content.key(at, self.page_tokens), leaf)
             self.evictable += length - at
             self._list(leaf)
         return at
+
+    def add_tail(self, node: Node, content: Content, tokens: int) -> bool:
+        """Keep the page that a content has begun behind a node, up to `tokens` of its tokens.
+
+        False: as much of it is there already."""
+        matched, found = self.part(node, content, tokens)
+        if node.end + matched >= tokens:
+            return False
+        leaf = Node(node, content, node.end, node.end + self.page_tokens, self._tick())
+        if found is not None and found.filled < found.end and found.content is content:
+            found.filled, found.used = tokens, leaf.used  # its own, which has grown
+            return False
+        leaf.filled = tokens
+        self._hang(node, _tail_key(leaf), leaf)
+        self.evictable += self.page_tokens
+        self._list(leaf)
+        return True
 
     # --- holding ----------------------------------------------------------------------------
     def lock(self, node: Node) -> None:
@@ -265,19 +325,34 @@ class PrefixTree:
         while gone < tokens and leaves:
             first, second, _, leaf = heappop(leaves)
             leaf.is_listed = False
-            parent = leaf.parent
-            if leaf.locks or leaf.children or parent is None:
+            if leaf.locks or leaf.children or leaf.parent is None:
                 continue  # it is listed again when that has changed
             if (first, second) != self._rank(leaf):
                 self._list(leaf)
                 continue
-            gone += leaf.end - leaf.start
-            self.evictable -= leaf.end - leaf.start
-            del parent.children[leaf.content.key(leaf.start, self.page_tokens)]
-            leaf.parent = None
-            if not parent.children and not parent.locks:
-                self._list(parent)
+            size = leaf.end - leaf.start
+            kept = size - (tokens - gone)
+            kept -= kept % self.page_tokens
+            if self.by_page and kept > 0:
+                leaf.end = leaf.filled = leaf.start + kept
+                self.evictable -= size - kept
+                self._list(leaf)
+                return gone + size - kept
+            gone += size
+            self.drop(leaf)
         return gone
+
+    def drop(self, leaf: Node) -> None:
+        """A leaf that is not held goes as a whole."""
+        parent = leaf.parent
+        assert parent is not None
+        assert not leaf.locks
+        assert not leaf.children
+        self.evictable -= leaf.end - leaf.start
+        self._unhang(parent, leaf)
+        leaf.parent = None
+        if not parent.children and not parent.locks:
+            self._list(parent)
 
     # --- inside -----------------------------------------------------------------------------
     def _tick(self) -> int:
@@ -298,11 +373,29 @@ class PrefixTree:
         upper = Node(parent, node.content, node.start, at, self._tick())
         upper.priority = node.priority
         upper.locks = node.locks
-        parent.children[node.content.key(node.start, page)] = upper
-        upper.children[node.content.key(at, page)] = node
+        self._hang(parent, node.content.key(node.start, page), upper)
+        self._hang(upper, node.content.key(at, page), node, at)
         node.start = at
         node.parent = upper
         return upper
+
+    def _hang(self, parent: Node, key: Key, child: Node, at: int = -1) -> None:
+        """Put a child below a node; `at`: where it begins from now on, if not where it did."""
+        parent.children[key] = child
+        if self.by_page:
+            head = child.content.head(child.start if at < 0 else at)
+            parent.heads.setdefault(head, {})[key] = child
+
+    def _unhang(self, parent: Node, child: Node) -> None:
+        is_tail = child.filled < child.end
+        key = _tail_key(child) if is_tail else child.content.key(child.start, self.page_tokens)
+        del parent.children[key]
+        if self.by_page:
+            head = child.content.head(child.start)
+            alike = parent.heads[head]
+            del alike[key]
+            if not alike:
+                del parent.heads[head]
 
     def _rank(self, node: Node) -> tuple[int, int]:
         """What leaves are dropped by, the least first."""

@@ -1,4 +1,4 @@
-"""The KV pool of a server whose prefix cache is a tree of tokens (SGLang).
+"""The KV pool of a server whose prefix cache is a tree of tokens (SGLang, TensorRT-LLM).
 
 Owns how many pages are free and which of a request's pages are its own. The others of its pages
 stand in the tree (`prefix_tree.py`), which keeps them while the request holds its place there.
@@ -9,6 +9,10 @@ are evicted, not only those that lack.
 A request's prompt is cached when its prefill has ended or a chunk of it goes on (`cache`), prompt
 and output when it leaves (`release`). What stood in the tree already takes the place of the
 request's own copy, which is freed. A request that is retracted caches nothing.
+
+By page (TensorRT-LLM's blocks): what lacks is evicted and no more, as soon as it is taken
+(`keep_room`); the page that a request has begun is cached too when it leaves; and a request that
+goes on inside a page copies it (`take_part`).
 """
 
 from __future__ import annotations
@@ -48,12 +52,19 @@ class TreePool(CountingPool):
     has_identities = True
 
     def __init__(
-        self, blocks_total: int, block_size: int, *, caches: bool = True, eviction: str = "lru"
+        self,
+        blocks_total: int,
+        block_size: int,
+        *,
+        caches: bool = True,
+        eviction: str = "lru",
+        by_page: bool = False,
     ) -> None:
-        """`caches` False: a page is free as soon as no request has it."""
+        """`caches` False: a page is free as soon as no request has it. `by_page`: pages are evicted
+        one by one, and found in part."""
         super().__init__(blocks_total, block_size)
         self.caches = caches
-        self.tree = PrefixTree(block_size, eviction)
+        self.tree = PrefixTree(block_size, eviction, by_page=by_page)
 
     @property
     def evictable_blocks(self) -> int:
@@ -77,6 +88,21 @@ class TreePool(CountingPool):
         if not self.caches:
             return 0
         return self.tree.peek(content_of(request), request.prompt_tokens - 1)
+
+    def take_part(self, request: Request, node: Node, tokens: int, *, copies: bool) -> int:
+        """Tokens of the page behind a node that a request need not compute, up to `tokens` on the
+        path. The page is copied; one that nothing holds or follows is taken itself, the only way if
+        not `copies`."""
+        if not self.caches:
+            return 0
+        matched, child = self.tree.part(node, content_of(request), tokens)
+        if child is None:
+            return 0
+        is_idle = not (child.locks or child.children)
+        if is_idle and child.end - child.start == self.block_size:
+            self.tree.drop(child)  # it is free now, and one of those that the request takes
+            return matched
+        return matched if copies else 0
 
     # --- holding ----------------------------------------------------------------------------
     def lock(self, node: Node) -> None:
@@ -103,6 +129,12 @@ class TreePool(CountingPool):
         """So many tokens are about to be taken: evict as many if fewer are truly free."""
         if (self.blocks_free - self.evictable_blocks) * self.block_size < tokens:
             self.tree.evict(tokens)
+
+    def keep_room(self) -> None:
+        """Pages have been taken: those that were cached in them are no more."""
+        lacking = self.evictable_blocks - self.blocks_free
+        if lacking > 0:
+            self.tree.evict(lacking * self.block_size)
 
     def cache(self, request: Request, tokens: int) -> None:
         """Others can find the first `tokens` tokens of a request that goes on."""
@@ -147,6 +179,9 @@ class TreePool(CountingPool):
             if self.caches and tokens:
                 had = tree.insert(place.content, tokens, place.priority)
                 own -= max(0, tokens // size - had // size)
+                if tree.by_page and tokens % size:
+                    node = tree.match(place.content, tokens)
+                    own -= tree.add_tail(node, place.content, tokens)
             tree.unlock(place.node)
             self.blocks_free += own + (tree.evictable - before) // size
         assert self.blocks_free <= self.blocks_total
@@ -154,6 +189,10 @@ class TreePool(CountingPool):
     # --- taking -----------------------------------------------------------------------------
     def take(self, count: int) -> list[Any]:
         """Pages for a request that is not here yet."""
+        if self.tree.by_page:
+            taken = super().take(count)
+            self.keep_room()
+            return taken
         self.make_room(count * self.block_size)
         return super().take(count)
 

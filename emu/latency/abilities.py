@@ -56,6 +56,8 @@ class Abilities(NamedTuple):
     decode_ends: DecodeEnds | None = None
     stage_lines: LinesOf | None = None
     attention_run_ns: AttentionRun | None = None
+    attention_ns: Callable[[BatchShape], int] | None = None
+    """What attention takes in one iteration, where that is more than its components say."""
     rows_ns: Callable[[BatchShape], list[tuple[str, int, int]]] | None = None
     """(name, layer or -1, ns) of every row of a whole iteration on one stage, in order."""
     expert_loads: Callable[[BatchShape], Routing | None] | None = None

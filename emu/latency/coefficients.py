@@ -4,7 +4,8 @@ Owns the structs of the coefficients and the look-up in `kernels.toml`, which th
 `python -m benchmarks.kernels fit` writes. A GPU takes the set of its architecture, which is fitted
 to all measured GPUs of it, or its own where several were measured; an architecture that was never
 measured takes the median of the others and a wider uncertainty (`spread`). The formulas that the
-coefficients belong to are in `kernels.py`.
+coefficients belong to are in `emu/latency/kernels/`; what an engine's measured kernels are beside
+the formulas is in `surfaces.py`.
 Coefficients are relative to the peaks of the catalogue, so that a GPU of the same architecture with
 other memory or fewer processors may use them.
 """
@@ -21,6 +22,7 @@ from typing import Final
 import msgspec
 
 from emu.catalogue.gpu import GpuSpec
+from emu.latency.surfaces import has_surfaces
 from emu.process.prepared import prepared
 
 _FILE: Final = Path(__file__).with_name("kernels.toml")
@@ -204,6 +206,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     element_memory: float
     """Part of the memory's rate that element-wise kernels reach."""
     residuals: dict[str, Residual] = {}
+    surfaces: str = ""
+    """The file of measured surfaces that correct the formulas (`GPU.engine`); empty = none."""
+    marlin: bool = False
+    """Experts of MXFP4 run the kernel of plain 4-bit weights, which widens them to 16 bits."""
 
     def product(self, dtype: str, units: str) -> Products:
         """Coefficients of dense products with weights of a type, multiplied by such units."""
@@ -213,11 +219,16 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
     def expert(self, dtype: str, units: str) -> tuple[Experts, str]:
         """Coefficients of experts of a type on a GPU with such units, and the units they use."""
+        dtype = self.expert_type(dtype)
         families = _EXPERTS[dtype]
         if units == "half":
             families = _WIDENED_EXPERTS.get(dtype, families)
         family = _measured(families, self.experts)
         return self.experts[family], EXPERT_UNITS.get(family, units)
+
+    def expert_type(self, dtype: str) -> str:
+        """The type whose kernels run experts of a type."""
+        return "int4" if self.marlin and dtype == "mxfp4" else dtype
 
 
 def _measured(families: tuple[str, ...], sets: Mapping[str, Products | Experts]) -> str:
@@ -278,8 +289,27 @@ def all_kernels() -> dict[str, Kernels]:
     return {name: _kernels(name) for name in _texts()}
 
 
-def kernels_of(gpu: GpuSpec) -> Kernels:
-    """A GPU's own set, if several of its architecture were measured; else its architecture's."""
+_MEASURED: Final[Mapping[str, str]] = {
+    "ampere": "A100-SXM4-80GB",
+    "ada": "L40S",
+    "hopper": "H200-SXM-141GB",
+    "blackwell": "B200-SXM-180GB",
+    "blackwell-rtx": "RTXPRO6000",
+}
+"""Architecture -> the GPU whose surfaces its others take."""
+
+
+def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
+    """A GPU's own set, if several of its architecture were measured; else its architecture's.
+
+    With the surfaces of an engine's kernels, if it is named and they were measured.
+    """
     sets = _texts()
     names = (gpu.name, gpu.architecture)
-    return _kernels(next((name for name in names if name in sets), GENERIC))
+    kernels = _kernels(next((name for name in names if name in sets), GENERIC))
+    if not engine:
+        return kernels
+    for name in (gpu.name, _MEASURED.get(gpu.architecture, "")):
+        if name and has_surfaces(f"{name}.{engine}"):
+            return msgspec.structs.replace(kernels, surfaces=f"{name}.{engine}")
+    return kernels

@@ -19,6 +19,7 @@ from emu.config.schema import (
 )
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import EngineModel
+from emu.latency.experts.setting import ExpertSetting
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
     from emu.latency.added import Pricer
@@ -77,6 +78,10 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     hands_off: bool
     """A prefill replica: its last output leaves over the network."""
+    decodes_only: bool = False
+    """A decode replica: prompts come with their KV."""
+    shared_experts: ExpertSetting | None = None
+    """How its experts are shared with other replicas; None = plainly."""
     placement: PlacementTable | None = None
     source: str = "config"
     key: str = "replicas"

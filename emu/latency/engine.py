@@ -3,8 +3,8 @@
 Owns `EngineModel` (switches, read in the engine's source, and constants, fitted or argued; one
 frozen struct that a file can hold). The engines themselves, by name and version, are in
 `emu/engines/`; how well the constants are known is in `emu/latency/posterior.py`. The terms are
-those of vLLM V1; docs/model.md says where each comes from. Pure: decides nothing about a batch
-itself.
+those of vLLM V1; docs/lab/roofline.md says where each comes from. Pure: decides nothing
+about a batch itself.
 
 A step of an engine that schedules asynchronously takes the longer of the GPU's time and the
 host's. The GPU's time is `step_ns` (copies of inputs, the start of the graph, gathering of rows),
@@ -24,6 +24,9 @@ REFERENCE_GBYTES_PER_S: Final = 3350.0
 """Memory bandwidth (H100 SXM) at which the sampler's constants are stated."""
 
 
+GraphSizes = Literal["vllm", "sglang", "tensorrt-llm", "tensorrt-llm-1.3"]
+
+
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Switches and constants of one engine; times in ns, memory in bytes."""
 
@@ -33,8 +36,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Step n+1 is scheduled and launched while step n runs."""
     graph_tokens_max: int = 512
     """Largest token count that a CUDA graph is captured for; 0 = no graphs (eager)."""
-    graph_sizes: Literal["vllm", "sglang"] = "vllm"
+    graph_sizes: GraphSizes = "vllm"
     """Which counts are captured (`padded`)."""
+    graph_padding: bool = True
+    """A batch runs as the next larger captured one; False: one that is not captured is launched
+    kernel by kernel (TensorRT-LLM)."""
     prompt_graphs: bool = True
     """Steps with prompts run as captured pieces too; False: the host launches their kernels."""
     enforce_eager: bool = False
@@ -125,7 +131,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The largest captured token count of a server with these limits; 0 = no graphs."""
         if self.enforce_eager:
             return 0
-        if self.graph_sizes == "sglang":
+        if self.graph_sizes != "vllm":
             return min(self.graph_tokens_max, max_num_seqs)
         return min(self.graph_tokens_max, 2 * max_num_seqs, max_num_batched_tokens)
 
@@ -153,10 +159,14 @@ def padded(tokens: int, limit: int, sizes: str = "vllm") -> int:
     """The captured size at which a batch of so many tokens runs; itself above `limit`.
 
     Sizes are 1, 2, 4, multiples of 8 up to 256, then of 16; SGLang's have 12 besides, and multiples
-    of 32 from 512 on.
+    of 32 from 512 on. TensorRT-LLM's are multiples of 8 up to 128, then powers of two, or multiples
+    of 64 from 1.3 on. The limit is one.
     """
     if tokens > limit:
         return tokens
+    if tokens > 128 and sizes.startswith("tensorrt-llm"):
+        size = 1 << (tokens - 1).bit_length()
+        return min(-(-tokens // 64) * 64 if sizes == "tensorrt-llm-1.3" else size, limit)
     if sizes == "sglang":
         if 8 < tokens <= 12:
             return min(12, limit)
@@ -169,6 +179,12 @@ def padded(tokens: int, limit: int, sizes: str = "vllm") -> int:
     else:
         size = 4 if tokens == 3 else tokens
     return min(size, limit)
+
+
+def is_captured(tokens: int, limit: int) -> bool:
+    """Whether TensorRT-LLM has a graph of just this batch, where none is padded: 1 to 31, powers of
+    two and the limit."""
+    return tokens <= limit and (tokens < 32 or tokens == limit or not tokens & (tokens - 1))
 
 
 def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:

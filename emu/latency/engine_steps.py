@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from emu.latency.base import BatchShape
-from emu.latency.engine import EngineModel, padded, padded_prompts
+from emu.latency.engine import EngineModel, is_captured, padded, padded_prompts
 from emu.latency.host_costs import HostCosts
 from emu.latency.sampling import SamplerCost, Sampling
 
@@ -51,6 +51,7 @@ class EngineSteps:
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
         self._prompt_limit = model.prompt_graph_limit(self.graph_limit, max_num_batched_tokens)
         self._sizes: str = model.graph_sizes
+        self._pads = model.graph_padding
         self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
         self._launches_ns = layers * model.layer_launches * model.launch_ns
@@ -61,6 +62,8 @@ class EngineSteps:
         """The count at which the token-wise layers of a batch run."""
         if has_prompts and self._sizes == "sglang":
             return padded_prompts(tokens, self._prompt_limit)
+        if not self._pads or (has_prompts and not self._prompt_limit):
+            return tokens
         return padded(tokens, self.graph_limit, self._sizes)
 
     def host_costs(self) -> HostCosts:
@@ -102,6 +105,8 @@ class EngineSteps:
             host_ns += prompts * self._host_prompt_ns
         limit = self._prompt_limit if prompts else self.graph_limit
         launches_ns = self._launches_ns if tokens > limit else 0
+        if not self._pads and not is_captured(tokens, limit):
+            launches_ns = self._launches_ns
         exposed_ns = self._penalty_ns + sequences * self._penalty_sequence_ns
         if self._overlapped:
             return host_ns + launches_ns, exposed_ns

@@ -14,6 +14,8 @@ from emu.latency.kernels.operations import Ops
 from emu.units import NS_PER_S, ceil_div
 
 if TYPE_CHECKING:
+    from emu.latency.experts.parts import LayerParts
+    from emu.latency.experts.routed import RoutedExperts
     from emu.latency.moe_gate import Gate
 
 
@@ -57,9 +59,12 @@ class LayerCosts:
         ep: int,
         dtype: str,
         gate: Gate | None = None,
+        routed: RoutedExperts | None = None,
     ) -> None:
+        """`routed`: routed experts that several replicas share; None = plainly (see `_moe_s`)."""
         self.spec = spec
         self.gate = gate
+        self.routed = routed
         self.ops = ops
         self.collective_ns = collective_ns
         self.tp = tp
@@ -82,6 +87,8 @@ class LayerCosts:
         width = (self.heads + self.kv_heads) * spec.head_dim * self.element
         if spec.qk_norm:
             norm_s += ops.elementwise_s(2 * tokens * width)
+        if spec.wide_qk_norm:  # squares first; then all is read again, scaled and written
+            norm_s += ops.elementwise_s(tokens * width) + ops.elementwise_s(2 * tokens * width)
         rotary_s = 0.0 if spec.position_rows else ops.elementwise_s(2 * tokens * width)
         dense_s = self._attention_products_s(tokens)
         moe_s = 0.0
@@ -94,7 +101,7 @@ class LayerCosts:
             moe=_ns(moe_s),
             norm=_ns(norm_s),
             rotary=_ns(rotary_s),
-            collectives=self._layer_collectives_ns(stream, is_moe),
+            collectives=self._layer_collectives_ns(tokens, stream, is_moe),
         )
 
     def _attention_products_s(self, tokens: int) -> float:
@@ -128,34 +135,88 @@ class LayerCosts:
         assert moe is not None
         group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
         split = max(1, self.tp // self.ep)
-        total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
-        total += ops.experts_s(
-            tokens * group,
-            count=moe.count,
-            per_token=moe.per_token,
-            hidden=spec.hidden,
-            ffn=ceil_div(moe.ffn, split),
-            matrices=3 if spec.gated_mlp else 2,
-            dtype=self.expert,
-            ep=self.ep,
-            gate=self.gate,
-        )
-        if moe.shared_ffn:
-            total += self._mlp_s(tokens, moe.shared_ffn)
-        return total
+        if spec.wide_router:
+            total = ops.single_s(tokens, moe.count, spec.hidden)
+        else:
+            total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
+        if self.routed is not None:
+            total += self.routed.times(ops, tokens).experts_s
+        else:
+            total += ops.experts_s(
+                tokens * group,
+                count=moe.count,
+                per_token=moe.per_token,
+                hidden=spec.hidden,
+                ffn=ceil_div(moe.ffn, split),
+                matrices=3 if spec.gated_mlp else 2,
+                dtype=self.expert,
+                ep=self.ep,
+                gate=self.gate,
+            )
+        return total + self.shared_s(tokens)
 
-    def _layer_collectives_ns(self, stream_bytes: int, is_moe: bool) -> int:
+    def layer_parts(self, tokens: int) -> LayerParts:
+        """One layer with shared experts, in the order of its parts; times as in `layer`."""
+        from emu.latency.experts.parts import LayerParts  # only where something overlaps
+
+        spec, routed = self.spec, self.routed
+        assert spec.experts is not None
+        assert routed is not None
+        around_s = (sum(self.layer(tokens, is_moe=True)[:4]) - _ns(self._moe_s(tokens))) / NS_PER_S
+        products_s = self._attention_products_s(tokens)
+        last_s = self._last_products_s(tokens)
+        rest_s = around_s - products_s  # norms and rotary
+        gate_s = self.ops.gemm_s(tokens, spec.experts.count, spec.hidden, self.plain)
+        times = routed.times(self.ops, tokens)
+        return LayerParts(
+            before_s=products_s - last_s + rest_s / 2,
+            after_s=last_s + rest_s / 2 + gate_s,
+            shared_s=self.shared_s(tokens),
+            experts_s=times.experts_s,
+            dispatch_s=times.dispatch_s,
+            combine_s=times.combine_s,
+            processors=times.processors,
+        )
+
+    def _last_products_s(self, tokens: int) -> float:
+        """Products behind core attention: of values out of the latent space, and the output."""
+        spec, gemm, mla = self.spec, self.ops.gemm_s, self.spec.latent
+        width = self.heads * (spec.head_dim if mla is None else mla.v_head_dim)
+        last_s = gemm(tokens, spec.hidden, width, self.mixer)
+        if mla is None:
+            return last_s
+        expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        part = mla.v_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
+        return last_s + part * gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+
+    def shared_s(self, tokens: int) -> float:
+        """Experts that every token passes."""
+        moe = self.spec.experts
+        return self._mlp_s(tokens, moe.shared_ffn) if moe is not None and moe.shared_ffn else 0.0
+
+    def _layer_collectives_ns(self, tokens: int, stream_bytes: int, is_moe: bool) -> int:
         total = 0
         if self.tp > 1:
             total += self.collective_ns("all-reduce", stream_bytes, self.tp)
+            if self.spec.wide_qk_norm:
+                # Sums of squares of queries and of keys, one number of 32 bits for each token.
+                sums_bytes = max(16, stream_bytes // (self.spec.hidden * self.element) * 8)
+                total += self.collective_ns("all-reduce", sums_bytes, self.tp)
         if is_moe and self.ep > self.tp:
-            group = self.ep // self.tp
-            # Tokens of all replicas meet at the experts, and their sums return to the owners.
-            total += self.collective_ns("all-gather", stream_bytes, group)
-            total += self.collective_ns("reduce-scatter", stream_bytes * group, group)
+            total += self.exchange_ns(tokens)
         elif self.tp > 1:
             total += self.collective_ns("all-reduce", stream_bytes, self.tp)
         return total
+
+    def exchange_ns(self, tokens: int) -> int:
+        """Tokens of all replicas of a group meet at the experts, and return to their owners."""
+        if self.routed is not None and self.routed.exchanges:
+            return _ns(self.routed.times(self.ops, tokens).exchange_s)
+        stream_bytes = tokens * self.spec.hidden * self.element
+        group = self.ep // self.tp
+        return self.collective_ns("all-gather", stream_bytes, group) + self.collective_ns(
+            "reduce-scatter", stream_bytes * group, group
+        )
 
     def embedding(self, tokens: int) -> TokenCost:
         """Look-up before the first layer; a split table needs an all-reduce."""

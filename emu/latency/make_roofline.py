@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from emu.config.schema import (
     RooflineTable,
 )
-from emu.latency.coefficients import scaled
+from emu.latency.coefficients import Kernels, scaled
 from emu.latency.collectives import engine_collectives
 from emu.latency.context import LatencyContext
 from emu.latency.engine_steps import EngineSteps
@@ -60,6 +62,12 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     return make_gate(table.expert_routing, shape, own=table.expert_routing_own)
 
 
+def _changed(kernels: Kernels, table: RooflineTable) -> Kernels:
+    """An engine's kernels as `[latency]` changes them."""
+    found = scaled(kernels, table.compute_efficiency, table.memory_efficiency)
+    return msgspec.structs.replace(found, marlin=table.mxfp4_experts == "marlin")
+
+
 def make_roofline(
     context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
 ) -> RooflineBackend:
@@ -71,6 +79,14 @@ def make_roofline(
         from emu.latency.mixed_roofline import MixedRooflineBackend
 
         made = MixedRooflineBackend
+    kernels, routed = context.kernels.coefficients(context.gpu), None
+    if context.shared_experts is not None:
+        from emu.latency.experts.deepgemm import with_deepgemm
+        from emu.latency.experts.routed import RoutedExperts
+
+        routed = RoutedExperts(context, context.shared_experts)
+        if context.shared_experts.is_exchange:
+            kernels = with_deepgemm(kernels, context.gpu)
     return made(
         context.model,
         context.gpu,
@@ -79,11 +95,8 @@ def make_roofline(
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(
-            context.kernels.coefficients(context.gpu),
-            table.compute_efficiency,
-            table.memory_efficiency,
-        ),
+        kernels=_changed(kernels, table),
+        routed=routed,
         gate=expert_gate(context, max(1, context.expert_parallel)),
         engine=engine_steps(context) if has_engine else None,
         is_warm=table.warm_up,

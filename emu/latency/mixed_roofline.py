@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,12 @@ from emu.latency.kernels.attention import AttentionCost
 from emu.latency.layer_costs import TokenCost
 from emu.latency.roofline import Part, RooflineBackend, queries_of, sequences_of
 from emu.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from emu.latency.experts.parts import LayerParts
 
 
 class _Kind(msgspec.Struct):
@@ -92,7 +99,15 @@ class MixedRooflineBackend(RooflineBackend):
             head_dim=self.spec.head_dim if part is None else (part.head_dim + part.value_dim) // 2,
         )
         kernels = self.kernels
-        return AttentionCost(plain, gpu, kernels.decodes, kernels.prompts, self._tp, kv_dtype)
+        return AttentionCost(
+            plain,
+            gpu,
+            kernels.decodes,
+            kernels.prompts,
+            self._tp,
+            kv_dtype,
+            self.costs.ops.factors,
+        )
 
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         terms = [
@@ -102,6 +117,34 @@ class MixedRooflineBackend(RooflineBackend):
         terms.append((1, self.costs.embedding(tokens)))
         terms.append((1, self.costs.final_norm(tokens)))
         return terms
+
+    def moe_layer_ns(self, tokens: int) -> int:
+        """A layer with experts, the mean of all kinds."""
+        kinds = [(number, kind) for number, kind in enumerate(self._kinds) if kind.layer.experts]
+        total = sum(
+            kind.count * sum(self._layer_of_kind(tokens, number, kind.layer))
+            for number, kind in kinds
+        )
+        return total // max(1, sum(kind.count for _, kind in kinds))
+
+    def layer_parts(self, tokens: int) -> LayerParts:
+        """The same in parts; what surrounds attention is halved."""
+        from emu.latency.experts.parts import LayerParts  # only where something overlaps
+
+        costs, routed = self.costs, self.costs.routed
+        assert routed is not None
+        times, shared_s = routed.times(self._ops, tokens), costs.shared_s(tokens)
+        moved_s = times.exchange_s if routed.exchanges else 0.0
+        around_s = self.moe_layer_ns(tokens) / NS_PER_S - times.experts_s - shared_s - moved_s
+        return LayerParts(
+            before_s=around_s / 2,
+            after_s=around_s / 2,
+            shared_s=shared_s,
+            experts_s=times.experts_s,
+            dispatch_s=times.dispatch_s,
+            combine_s=times.combine_s,
+            processors=times.processors,
+        )
 
     def _layer_of_kind(self, tokens: int, number: int, layer: Layer) -> TokenCost:
         found = self._layer_costs.get((tokens, number))
@@ -128,13 +171,16 @@ class MixedRooflineBackend(RooflineBackend):
         reduce_ns = 0
         if self._tp > 1:
             reduce_ns = costs.collective_ns("all-reduce", stream, self._tp)
-        parts = int(reduces) + int(layer.mlp is not None or layer.experts is not None)
+        shares = layer.experts is not None and self._ep > self._tp
+        exchange_ns = costs.exchange_ns(tokens) if shares else 0
+        is_reduced = layer.mlp is not None or (layer.experts is not None and not shares)
+        parts = int(reduces) + int(is_reduced)
         return TokenCost(
             dense=_ns(dense_s),
             moe=_ns(moe_s),
             norm=_ns(norms * ops.elementwise_s(4 * stream)),
             rotary=_ns(rotary_s),
-            collectives=parts * reduce_ns,
+            collectives=parts * reduce_ns + exchange_ns,
         )
 
     def _mixer_s(self, tokens: int, layer: Layer) -> float:
@@ -196,17 +242,20 @@ class MixedRooflineBackend(RooflineBackend):
         assert moe is not None
         inner = moe.hidden or hidden
         total = ops.gemm_s(tokens, moe.count, hidden, self.costs.plain)
-        total += ops.experts_s(
-            tokens,
-            count=moe.count,
-            per_token=moe.per_token,
-            hidden=inner,
-            ffn=ceil_div(moe.ffn, max(1, self._tp // self._ep)),
-            matrices=3 if layer.experts_gated else 2,
-            dtype=self.costs.plain if "experts" in layer.unquantized else self.costs.expert,
-            ep=self._ep,
-            gate=self.costs.gate,
-        )
+        if self.costs.routed is not None:
+            total += self.costs.routed.times(ops, tokens).experts_s
+        else:
+            total += ops.experts_s(
+                tokens * max(1, self._ep // self._tp),  # of all replicas that share them
+                count=moe.count,
+                per_token=moe.per_token,
+                hidden=inner,
+                ffn=ceil_div(moe.ffn, max(1, self._tp // self._ep)),
+                matrices=3 if layer.experts_gated else 2,
+                dtype=self.costs.plain if "experts" in layer.unquantized else self.costs.expert,
+                ep=self._ep,
+                gate=self.costs.gate,
+            )
         if moe.hidden:  # to the experts' width and back
             total += 2 * ops.gemm_s(tokens, inner, hidden, self.costs.linear)
         if moe.shared_ffn:
@@ -265,6 +314,13 @@ class MixedRooflineBackend(RooflineBackend):
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
         calls = sum(kind.count for kind in self._kinds if kind.attention is not None)
         return calls * self._launch_ns[1 if shape.prefill_new else 0]
+
+    def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """`attention_ns` of each of so many decode iterations in a row, one by one."""
+        import numpy as np
+
+        each = [self.attention_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        return np.array(each, dtype=np.int64)
 
     def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
         """Ends of successive decode iterations, one by one, after one of `first_ns` (-1 = none)."""

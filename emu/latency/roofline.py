@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.moe_gate import Gate
+    from emu.latency.experts.parts import LayerParts
+    from emu.latency.experts.routed import RoutedExperts
+    from emu.latency.moe_gate import Gate, Routing
 
 
 class Part(NamedTuple):
@@ -87,12 +89,14 @@ class RooflineBackend:
         is_warm: bool = True,
         collective_ns: CollectiveNs | None = None,
         round_tokens_to: int = 1,
+        routed: RoutedExperts | None = None,
     ) -> None:
         """`ep` 0 = every expert is split over the `tp` ranks (what engines do unless told
         otherwise); above `tp` = ranks of the data-parallel group that share the experts.
 
         `kernels` None = those of the GPU's architecture. `gate` None = experts are chosen evenly.
         `collective_ns` None = over the GPU's own links.
+        `routed`: experts that several replicas share, as `[engine]` says; None = plainly.
         `engine`: what happens between kernels; None = nothing. `is_warm`: the process has used its
         kernels before it serves.
         """
@@ -104,7 +108,7 @@ class RooflineBackend:
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.kernels, sizes.weight_bytes(1, plain))
         collective_ns = collective_ns or machine_collective(gpu, self.kernels)
-        self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate)
+        self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate, routed)
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._is_one_stage = len(self.parts) == 1
@@ -138,7 +142,13 @@ class RooflineBackend:
         """What attention costs. `dtype`: as configured."""
         kernels = self.kernels
         self.attention = AttentionCost(
-            self.spec, gpu, kernels.decodes, kernels.prompts, self.costs.tp, kv_dtype
+            self.spec,
+            gpu,
+            kernels.decodes,
+            kernels.prompts,
+            self.costs.tp,
+            kv_dtype,
+            self.costs.ops.factors,
         )
         self._launch_ns = (
             round(kernels.decodes.launch_us * 1000),
@@ -204,7 +214,7 @@ class RooflineBackend:
             return known[0][1]
         return sum(times * sum(cost) for times, cost in self._terms(tokens, self.parts[0]))
 
-    def _tokens_of(self, shape: BatchShape) -> int:
+    def tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
         tokens = max(1, shape.new_tokens, shape.padded_tokens)
         if self.engine is not None:
@@ -212,8 +222,16 @@ class RooflineBackend:
         step = self.round_tokens_to
         return ceil_div(tokens, step) * step if step > 1 else tokens
 
+    def moe_layer_ns(self, tokens: int) -> int:
+        """One layer with experts for so many tokens, without core attention and without overlap."""
+        return sum(self._layer(tokens, is_moe=True))
+
+    def layer_parts(self, tokens: int) -> LayerParts:
+        """The same in the order in which it is computed."""
+        return self.costs.layer_parts(tokens)
+
     def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
-        tokens = self._tokens_of(shape)
+        tokens = self.tokens_of(shape)
         if shape.layers >= 0 or shape.start_layer:
             key = (tokens, shape.start_layer, shape.layers)
             cut = self._cut_tokens.get(key)
@@ -426,6 +444,14 @@ class RooflineBackend:
             found = self._decode_stages[key] = (tuple(bases), least_ns, exposed_ns)
         return found
 
+    def expert_loads(self, shape: BatchShape) -> Routing | None:
+        """Tokens of each expert and rank in this iteration; None where experts are chosen
+        evenly."""
+        if self.costs.gate is None:
+            return None
+        tokens = shape.group_tokens or max(1, sum(shape.prefill_new) + shape.decode_count)
+        return self.costs.gate.route(tokens, tokens)
+
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
         if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
@@ -456,7 +482,7 @@ class RooflineBackend:
         try:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
-            self._of_tokens[tokens] = self._token_ns(self._tokens_of(shape))
+            self._of_tokens[tokens] = self._token_ns(self.tokens_of(shape))
             rows_ns = self._launches_ns(shape, self.parts[0])
             if self.engine is not None:
                 rows_ns += self.engine.step_ns(self.spec.layers)

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from emu import catalogue
 from emu.latency.engine import REFERENCE_GBYTES_PER_S, EngineModel
 
 Method = Literal["greedy", "random", "top_p"]
@@ -23,7 +24,7 @@ _KERNEL_NS: Final = 2_000
 _TRITON_ROWS_MIN: Final = 8
 _REACHED: Final = 0.82
 """Part of the memory bandwidth that element-wise kernels reach."""
-_TABLE: Final = Path(__file__).parent.parent / "catalogue" / "sampling.toml"
+_TABLE: Final = Path(catalogue.__path__[0]) / "sampling.toml"
 
 
 class Sampling(NamedTuple):

@@ -7,12 +7,13 @@ draining (a replica that shuts down moves its decodes instead of waiting for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
-from emu.kernel.clock import PARK, PRIORITY_REBALANCER, Actor, Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
+from emu.kernel.priorities import PRIORITY_REBALANCER
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
 from emu.network.ports import Network, Transfer
@@ -182,6 +183,24 @@ class LiveMigrator(Actor):
         self._is_due = False
         """The rule is to be applied when the timer comes."""
         self._on_choice: OnChoice | None = None
+        self._effects: dict[type[msg.Action], Callable[[Moving, Any], None]] = {
+            msg.CountMove: self._count_move,
+            msg.AskStop: self._ask_stop,
+            msg.UndoStop: self._undo_stop,
+            msg.Release: self._release,
+            msg.Unreserve: self._unreserve,
+            msg.AskRoom: self._ask_room,
+            msg.Send: self._send,
+            msg.CancelTransfer: self._cancel_transfer,
+            msg.EndSoon: self._end_soon,
+            msg.Deliver: self._deliver,
+            msg.Leave: self._leave,
+            msg.WaitAWhile: self._wait_a_while,
+            msg.LookSource: self._look_source,
+            msg.Rebalance: self._look_again,
+            msg.Finish: self._finish,
+        }
+        """How each action is applied."""
 
     def tell_choices(self, on_choice: OnChoice) -> None:
         """Tell of every move that rebalancing begins, with what it saw."""
@@ -291,7 +310,7 @@ class LiveMigrator(Actor):
     def tell(self, moving: Moving, event: msg.Event) -> None:
         """Handle an event of one migration now, and apply what follows."""
         for action in moving.move.step(event, self.kernel.now_ns):
-            _PERFORM[type(action)](self, moving, action)
+            self._effects[type(action)](moving, action)
 
     def answered(self, number: int) -> None:
         """A source has looked at the stop that it was asked for: the request stands still."""
@@ -388,23 +407,3 @@ class LiveMigrator(Actor):
         if action.is_done and not request.status.is_terminal:
             times = self._moved.get(request.row, (-1, 0))[1] + 1
             self._moved[request.row] = (request.generated_tokens, times)
-
-
-_PERFORM: Final[Mapping[type[msg.Action], Callable[[LiveMigrator, Moving, Any], None]]] = {
-    msg.CountMove: LiveMigrator._count_move,
-    msg.AskStop: LiveMigrator._ask_stop,
-    msg.UndoStop: LiveMigrator._undo_stop,
-    msg.Release: LiveMigrator._release,
-    msg.Unreserve: LiveMigrator._unreserve,
-    msg.AskRoom: LiveMigrator._ask_room,
-    msg.Send: LiveMigrator._send,
-    msg.CancelTransfer: LiveMigrator._cancel_transfer,
-    msg.EndSoon: LiveMigrator._end_soon,
-    msg.Deliver: LiveMigrator._deliver,
-    msg.Leave: LiveMigrator._leave,
-    msg.WaitAWhile: LiveMigrator._wait_a_while,
-    msg.LookSource: LiveMigrator._look_source,
-    msg.Rebalance: LiveMigrator._look_again,
-    msg.Finish: LiveMigrator._finish,
-}
-"""How each action is applied."""

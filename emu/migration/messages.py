@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from emu.migration.transfer import MigratingBatch
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 
 

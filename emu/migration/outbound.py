@@ -75,7 +75,7 @@ from emu.migration.messages import (
     WakeSource,
 )
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes, prompt_tokens
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.request import HANDOFF_NEVER_NS, Request, Status
 
 RETRY_NS: Final = 10_000_000

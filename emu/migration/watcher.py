@@ -8,17 +8,18 @@ and changes of state wake it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor
+from emu.kernel.clock import PARK, Actor
 from emu.kernel.natives import partial
+from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
 from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.ports import MigrationWorld
 from emu.network.ports import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
@@ -64,11 +65,37 @@ class Watcher(Actor):
         self._transfer: Transfer | None = None
         """Of the full batch that is on its way."""
         self._half_transfer: Transfer | None = None
+        self._effects: dict[type[msg.Action], Callable[[Any], None]] = {
+            msg.Release: self._release,
+            msg.WakeSource: self._wake_source,
+            msg.Unreserve: self._unreserve,
+            msg.Deliver: self._deliver,
+            msg.Unlock: self._unlock,
+            msg.Pin: self._pin,
+            msg.Unpin: self._unpin,
+            msg.FreeCapacity: self._free_capacity,
+            msg.Send: self._send,
+            msg.CancelTransfer: self._cancel_transfer,
+            msg.Record: self._record,
+            msg.HandOver: self._hand_over,
+            msg.Offer: self._offer,
+            msg.OfferBatch: self._offer_batch,
+            msg.OfferHalves: self._offer_halves,
+            msg.Pause: self._pause,
+            msg.SetStuck: self._set_stuck,
+            msg.WakeSelf: self._wake_self,
+            msg.LookAt: self._look_at,
+            msg.ArmLease: self._arm_lease,
+            msg.End: self._end,
+            msg.Lose: self._lose,
+            msg.Tell: self._tell,
+        }
+        """How each action is applied."""
 
     def tell(self, event: msg.Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         for action in self.outbound.step(event, self.kernel.now_ns):
-            _PERFORM[action.__class__](self, action)
+            self._effects[action.__class__](action)
 
     def tick(self) -> int:
         """Look for a destination again: something has changed that a stuck batch needs."""
@@ -89,7 +116,7 @@ class Watcher(Actor):
         """Queue a batch; its KV stays at the source until the transfer has ended."""
         done = msg.PromptsDone(requests, prefill_ns)
         for action in self.outbound.step(done, self.kernel.now_ns):
-            _PERFORM[action.__class__](self, action)
+            self._effects[action.__class__](action)
 
     def append_first(self, split: SplitBatch) -> None:
         """The first layers' KV of a batch that another replica goes on with."""
@@ -239,31 +266,3 @@ class Watcher(Actor):
 def name_of(replica_id: int) -> str:
     """The name of a replica's watcher, in which it holds locks of destinations."""
     return f"watcher {replica_id}"
-
-
-_PERFORM: Final[Mapping[type[msg.Action], Callable[[Watcher, Any], None]]] = {
-    msg.Release: Watcher._release,
-    msg.WakeSource: Watcher._wake_source,
-    msg.Unreserve: Watcher._unreserve,
-    msg.Deliver: Watcher._deliver,
-    msg.Unlock: Watcher._unlock,
-    msg.Pin: Watcher._pin,
-    msg.Unpin: Watcher._unpin,
-    msg.FreeCapacity: Watcher._free_capacity,
-    msg.Send: Watcher._send,
-    msg.CancelTransfer: Watcher._cancel_transfer,
-    msg.Record: Watcher._record,
-    msg.HandOver: Watcher._hand_over,
-    msg.Offer: Watcher._offer,
-    msg.OfferBatch: Watcher._offer_batch,
-    msg.OfferHalves: Watcher._offer_halves,
-    msg.Pause: Watcher._pause,
-    msg.SetStuck: Watcher._set_stuck,
-    msg.WakeSelf: Watcher._wake_self,
-    msg.LookAt: Watcher._look_at,
-    msg.ArmLease: Watcher._arm_lease,
-    msg.End: Watcher._end,
-    msg.Lose: Watcher._lose,
-    msg.Tell: Watcher._tell,
-}
-"""How each action is applied."""

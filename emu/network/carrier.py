@@ -15,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from emu.kernel.clock import PRIORITY_NETWORK, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.fates import Fate
 from emu.network.flows import END, FlowTable, Parts
 from emu.network.grids import Grid, shard_paths

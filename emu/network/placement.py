@@ -19,9 +19,11 @@ def place(
 ) -> list[list[int]]:
     """The GPUs of every replica, table by table, replica by replica.
 
-    Replicas with `gpus` are put there; the others take free GPUs in order. A replica stays in
-    one NVLink domain if there is one with room, else in one machine, else each tensor-parallel
-    group does if it can. All GPUs of a replica are of one kind. Raises InputError naming the key.
+    Replicas with `gpus` are put there; the others take free GPUs in order, or with `place =
+    "spread"` those of the machine with the fewest replicas of their table (of equal ones the
+    machine with the most free GPUs, then the first). A replica stays in one NVLink domain if there
+    is one with room, else in one machine, else each tensor-parallel group does if it can. All GPUs
+    of a replica are of one kind. Raises InputError naming the key.
     """
     taken: dict[int, str] = {}
     shared: dict[int, str] = {}
@@ -41,8 +43,13 @@ def place(
         if table in explicit:
             lists.extend(explicit[table])
             continue
+        mates: dict[int, int] = {}
         for position in range(replica.count):
-            gpus = _place_free(replica, free_by_kind)
+            gpus = None
+            if replica.place == "spread":
+                gpus = _place_spread(replica, free_by_kind, mates)
+            if gpus is None:  # packed, or larger than a machine
+                gpus = _place_free(replica, free_by_kind)
             if gpus is None:
                 raise InputError(source, None, key, _shortage(replica, position, topology, taken))
             for gpu in gpus:
@@ -92,9 +99,11 @@ def _place_given(
 class _Group:
     """GPUs that are near each other: a machine, an NVLink domain, or what is in both."""
 
-    __slots__ = ("free_count", "gpus", "passed")
+    __slots__ = ("free_count", "gpus", "index", "passed")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = -1) -> None:
+        self.index = index
+        """Of the machine; -1: the group may span several."""
         self.gpus: list[int] = []
         """Ascending."""
         self.free_count = 0
@@ -121,8 +130,8 @@ class _FreeGpus:
                 continue
             groups = [
                 self._all,
-                near.setdefault((gpu.machine, gpu.nvlink_domain), _Group()),
-                machines.setdefault(gpu.machine, _Group()),
+                near.setdefault((gpu.machine, gpu.nvlink_domain), _Group(gpu.machine)),
+                machines.setdefault(gpu.machine, _Group(gpu.machine)),
             ]
             if gpu.nvlink_out >= 0:
                 groups.append(domains.setdefault(gpu.nvlink_domain, _Group()))
@@ -130,6 +139,7 @@ class _FreeGpus:
             for group in groups:
                 group.gpus.append(gpu.index)
                 group.free_count += 1
+        self._machines = list(machines.values())
         self._families = [list(family.values()) for family in (near, domains, machines)]
         self._heaps: dict[int, list[list[tuple[int, int]]]] = {}
 
@@ -167,6 +177,22 @@ class _FreeGpus:
                 heapreplace(heap, (now_first, place))
         return None
 
+    def apart(self, size: int, mates: Mapping[int, int]) -> tuple[int, list[int]] | None:
+        """(machine, its first `size`) where there are the fewest of `mates`; None: no room.
+
+        A machine of several NVLink domains gives one with room, if it has such.
+        """
+        roomy = [group for group in self._machines if group.free_count >= size]
+        if not roomy:
+            return None
+        chosen = min(roomy, key=lambda group: (mates.get(group.index, 0), -group.free_count))
+        near = (
+            group
+            for group in self._families[0]
+            if group.index == chosen.index and group.free_count >= size
+        )
+        return chosen.index, self._first(next(near, chosen), size)
+
     def first(self, size: int) -> list[int]:
         """The first `size`, wherever they are."""
         return self._first(self._all, size)
@@ -197,6 +223,23 @@ def _place_free(replica: ReplicaTable, free_by_kind: Mapping[str, _FreeGpus]) ->
             free.take(group)
             gpus.extend(group)
         return gpus
+    return None
+
+
+def _place_spread(
+    replica: ReplicaTable, free_by_kind: Mapping[str, _FreeGpus], mates: dict[int, int]
+) -> list[int] | None:
+    """Take GPUs of the machine with the fewest `mates` (by machine, counted here); None = none."""
+    size = replica.tensor_parallel * replica.pipeline_parallel
+    for kind, free in free_by_kind.items():
+        if replica.gpu and kind != replica.gpu:
+            continue
+        found = free.apart(size, mates)
+        if found is not None:
+            machine, gpus = found
+            mates[machine] = mates.get(machine, 0) + 1
+            free.take(gpus)
+            return gpus
     return None
 
 

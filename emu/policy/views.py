@@ -129,7 +129,7 @@ class ReplicaView(msgspec.Struct, frozen=True, gc=False):
 
     replica_id: int
     state: str
-    """Such as colocated, prefill, decode, inactive, loading_decode (docs/states.md)."""
+    """Such as colocated, prefill, decode, inactive, loading_decode (docs/lab/states.md)."""
     machine: int
     gpus: int
     waiting: int

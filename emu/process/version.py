@@ -1,13 +1,12 @@
 """What is running: version, revision, build.
 
 The revision comes from `emu/build.json`, which the build of a wheel leaves behind, or from the
-checkout that the package stands in (its `.git` is read, no program is started). Imports nothing
-of emu, because the build of a wheel executes this file before there is a package.
+checkout that the package stands in (its `.git` is read, no program is started). Imports
+nothing of emu, because the build of a wheel executes this file before there is a package.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 __version__ = "0.1.0"
@@ -35,10 +34,10 @@ def revision() -> str:
 
 
 def build() -> str:
-    """Whether modules of the hot path are compiled."""
-    beside = os.listdir(PACKAGE / "kernel")
-    compiled = any(name.endswith((".so", ".pyd")) for name in beside)
-    return "compiled" if compiled else "pure Python"
+    """Which modules run compiled: `compiled (85 modules)`, `pure Python`, or what of both."""
+    from emu.process import compiled
+
+    return str(compiled.build())
 
 
 def checkout_revision(root: Path) -> str:

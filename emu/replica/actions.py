@@ -10,7 +10,8 @@ import msgspec
 
 from emu.latency.base import BatchShape
 from emu.replica.events import Asked
-from emu.replica.relay_board import Relayed, SplitBatch
+from emu.replica.relay_board import Relayed
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
 

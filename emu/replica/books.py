@@ -12,16 +12,18 @@ from array import array
 from operator import sub
 from typing import TYPE_CHECKING, Final, final
 
-from emu.kernel.clock import PRIORITY_REPLICA, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.replica.actions import Action, End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.counters import Counters
 from emu.replica.pace import Pace
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.replica.watch import Watch
 from emu.request import Request, Status
-from emu.scheduling.base import Batch, Progress, Scheduler, StageSpan, ran_ns
+from emu.scheduling.base import Batch, Progress, Scheduler
+from emu.scheduling.pipeline import StageSpan, ran_ns
 from emu.scheduling.rotation import Rotation
 
 if TYPE_CHECKING:
@@ -107,7 +109,6 @@ class Books:
             self.scheduler.settle(batch, step)
             watch.note_signal(start_ns + ends[step - 2])
 
-    # --- a batch, or a leap -----------------------------------------------------------------------
     def complete(
         self,
         batch: Batch,
@@ -251,7 +252,6 @@ class Books:
         self._show(batch, 1, start_ns, None, now_ns, None, receivers)
         self._hand_out(progress, step_ns, split)
 
-    # --- batches of a pipeline that follow each other ---------------------------------------------
     def end_turns(
         self,
         rotation: Rotation,
@@ -298,7 +298,6 @@ class Books:
             del its[index - begin], each[index - begin], gaps_ns[index - begin]
         self.watch.observers.gaps.add_each(gaps_ns, each, its)
 
-    # --- parts of it ------------------------------------------------------------------------------
     def _stream(
         self, batch: Batch, progress: Progress, start_ns: int, ends: Ends | None, now_ns: int
     ) -> None:

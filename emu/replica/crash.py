@@ -91,7 +91,6 @@ def _forget_work(replica: Replica) -> None:
     if replica.wave is not None:
         replica.wave.withdraw(replica.replica_id)
     replica.paused_ns = -1
-    replica.is_cruising = False
     replica.weights.drop()
 
 
@@ -99,7 +98,6 @@ def paused(replica: Replica, event: Paused) -> int:
     """Stop the world in this replica; `unpaused` goes on where it stopped."""
     assert not replica.is_paused
     replica.flight = replica.flight.pause()
-    replica.is_cruising = False
     replica.paused_ns = replica.clock.now_ns
     replica.look = INTERRUPT
     return PARK

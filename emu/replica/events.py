@@ -77,7 +77,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     order: ClassVar[int] = 0
 
 
-# --- told ---------------------------------------------------------------------------------------
 class Submitted(Event, frozen=True, kw_only=False, eq=False, gc=False):
     """A routed request joins the waiting queue."""
 
@@ -225,7 +224,6 @@ class Looked(Event, frozen=True, eq=False, gc=False):
     what: Literal["helper", "relay", "wave", "memory", "capacity", "moved"]
 
 
-# --- posted -------------------------------------------------------------------------------------
 class StopAsked(Event, frozen=True, eq=False, gc=False):
     """Detach a running request (live migration). It is answered in any case."""
 

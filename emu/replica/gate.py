@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from emu.kernel.clock import Lock
+from emu.kernel.lock import Lock
 
 
 @final

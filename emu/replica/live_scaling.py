@@ -38,12 +38,13 @@ from emu.replica.flight.measured import Measured
 from emu.replica.flight.relay import Relay
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask, limit_at
 from emu.replica.pace import Pace
-from emu.replica.relay_board import RelayBoard, Relayed, SplitBatch
+from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.replica import LOOP, NOTHING, Replica
 from emu.replica.serving import take_waiting
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
-from emu.request import Request, Status
-from emu.scheduling import fcfs
+from emu.request import Request
+from emu.scheduling import layer_batches
 from emu.scheduling.base import Batch
 
 S = ReplicaState
@@ -57,7 +58,6 @@ def _board(replica: Replica) -> RelayBoard:
     return board
 
 
-# --- the new side -------------------------------------------------------------------------------
 def new_prefill(replica: Replica, event: Event) -> int:
     """A layer may have ended; then let the instant end, so that all that happens now is known."""
     layered = _layered(replica)
@@ -90,16 +90,16 @@ def layered_of(flight: Flight) -> Layered | None:
 def _finish(replica: Replica, layered: Layered) -> int:
     """Batches that ran all layers here get their first tokens here, oldest first."""
     layers, scheduler = layered.layers, replica.scheduler
-    assert fcfs.can_relay(scheduler) or not layers.pending
+    assert layer_batches.can_relay(scheduler) or not layers.pending
     task = layers.pop_done()
     if task is not None:
         replica.books.end_part(task.batch, task.started_ns, task.cost_ns)
         return _repeat(replica)
-    if fcfs.can_relay(scheduler):
+    if layer_batches.can_relay(scheduler):
         for task in list(layers.pending):  # all clients of a batch have gone
-            if task is not layers.running and not fcfs.members(scheduler, task.batch):
+            if task is not layers.running and not layer_batches.members(scheduler, task.batch):
                 layers.remove(task)
-                fcfs.drop(scheduler, task.batch)
+                layer_batches.drop(scheduler, task.batch)
     if replica.model_loaded and replica.state is S.NEW_PREFILL:
         replica.out.append(Move(S.NEW_PREFILL, S.REFRACTORY_PREFILL, "weights complete"))
     layered.finish()
@@ -135,19 +135,16 @@ def _admit(replica: Replica, layers: LayerScheduler) -> None:
     """Take batches from the global queue as far as the limit and the blocks allow."""
     scheduler = replica.scheduler
     now_ns = replica.clock.now_ns
-    if not fcfs.can_relay(scheduler):
+    if not layer_batches.can_relay(scheduler):
         return
     while len(layers.pending) < limit_at(now_ns - layers.started_ns):
         if layers.is_wanted:
             return
-        batch = fcfs.pull(scheduler, now_ns)
+        batch = layer_batches.pull(scheduler, now_ns)
         if batch is None:
             return
         layers.admit(batch)
         replica.watch.formed(batch)
-        for chunk in batch.chunks:
-            chunk.request.holder_id = replica.replica_id
-            chunk.request.status = Status.RUNNING
         _serve_helpers(replica, layers)
 
 
@@ -214,19 +211,18 @@ def load_given_up_live(replica: Replica, event: LoadGivenUp) -> int:
     if layered is None:
         return PARK
     layered.dismiss()
-    if fcfs.can_relay(scheduler):
+    if layer_batches.can_relay(scheduler):
         for task in layered.layers.pending:
-            requests = fcfs.hand_out(scheduler, task.batch, hold=False)
+            requests = layer_batches.hand_out(scheduler, task.batch, hold=False)
             replica.out.append(Requeue(requests))
     return PARK
 
 
-# --- hand-over ----------------------------------------------------------------------------------
 def _serve_helpers(replica: Replica, layers: LayerScheduler) -> None:
     """Give parked helpers what can be given (sections 4.5, 4.6)."""
     board = _board(replica)
     is_new = replica.state is S.NEW_PREFILL
-    if not fcfs.can_relay(replica.scheduler):
+    if not layer_batches.can_relay(replica.scheduler):
         return
     for old_id in list(board.asking):
         if layers.is_released:
@@ -279,16 +275,16 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
     that it has room before anything leaves, then that it takes the batch.
     """
     scheduler, helper = replica.scheduler, old.scheduler
-    assert fcfs.can_relay(scheduler)
-    assert fcfs.can_relay(helper)
-    requests = fcfs.members(scheduler, task.batch)
-    if not fcfs.can_take_over(helper, requests):
+    assert layer_batches.can_relay(scheduler)
+    assert layer_batches.can_relay(helper)
+    requests = layer_batches.members(scheduler, task.batch)
+    if not layer_batches.can_take_over(helper, requests):
         return
     now_ns, board = replica.clock.now_ns, _board(replica)
     split_at = task.layers_done
     shape = task.batch.shape
     layers.remove(task)
-    fcfs.hand_out(scheduler, task.batch, hold=split_at > 0)
+    layer_batches.hand_out(scheduler, task.batch, hold=split_at > 0)
     taken = old.actor.take_over(requests, split_at)
     split: SplitBatch | None = None
     if split_at:
@@ -303,15 +299,12 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
         replica.out.append(SendActivation(relayed, old.replica_id, activation_bytes))
 
 
-# --- the old side -------------------------------------------------------------------------------
 def take_over(replica: Replica, requests: Sequence[Request], first_layer: int) -> Batch:
     """A batch comes from a new replica, which has run the layers before; it takes blocks here."""
     scheduler = replica.scheduler
-    assert fcfs.can_relay(scheduler)
-    taken = fcfs.take_over(scheduler, requests, replica.clock.now_ns)
+    assert layer_batches.can_relay(scheduler)
+    taken = layer_batches.take_over(scheduler, requests, replica.clock.now_ns)
     replica.watch.formed(taken, first_layer)
-    for request in requests:
-        request.holder_id = replica.replica_id
     return taken
 
 
@@ -320,12 +313,12 @@ def abandon(replica: Replica) -> list[Request]:
     board, scheduler = _board(replica), replica.scheduler
     relayed = board.answer(replica.replica_id)
     board.finished(replica.replica_id)
-    if relayed is None or not fcfs.can_relay(scheduler):
+    if relayed is None or not layer_batches.can_relay(scheduler):
         return []
-    requests = fcfs.in_flight(scheduler, relayed.batch)
+    requests = layer_batches.in_flight(scheduler, relayed.batch)
     for request in requests:
         scheduler.cancel(request)
-    fcfs.drop(scheduler, relayed.batch)
+    layer_batches.drop(scheduler, relayed.batch)
     replica.want(LOOK)
     return requests
 
@@ -341,7 +334,7 @@ def old_prefill(replica: Replica, event: Event) -> int:
             return PARK
         replica.flight = _run_relayed(replica, relayed)
         return replica.flight.due_ns
-    if not fcfs.can_relay(replica.scheduler):
+    if not layer_batches.can_relay(replica.scheduler):
         if replica.scheduler.waiting_count:
             replica.out.append(Requeue(take_waiting(replica)))
             return LOOP
@@ -351,7 +344,7 @@ def old_prefill(replica: Replica, event: Event) -> int:
     if board.may_leave:
         replica.out.append(Move(S.OLD_PREFILL, S.PREFILL, "released"))
         return LOOP
-    if fcfs.can_relay(replica.scheduler):
+    if layer_batches.can_relay(replica.scheduler):
         board.park(replica.replica_id)
     return PARK
 
@@ -359,10 +352,10 @@ def old_prefill(replica: Replica, event: Event) -> int:
 def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
     """All clients of the batch have gone before it was begun: forget it."""
     scheduler = replica.scheduler
-    assert fcfs.can_relay(scheduler)
-    if fcfs.members(scheduler, relayed.batch):
+    assert layer_batches.can_relay(scheduler)
+    if layer_batches.members(scheduler, relayed.batch):
         return False
-    fcfs.drop(scheduler, relayed.batch)
+    layer_batches.drop(scheduler, relayed.batch)
     _board(replica).finished(replica.replica_id)
     if relayed.split is not None and replica.outbox is not None:
         replica.out.append(HandOffSecond(relayed.split, []))

@@ -48,8 +48,10 @@ class Pace:
     _decode_ends: DecodeEnds | None
     _lines_of: LinesOf | None
     _attention_run: AttentionRun | None
+    _attention_ns: Callable[[BatchShape], int] | None
 
     __slots__ = (
+        "_attention_ns",
         "_attention_run",
         "_decode_ends",
         "_lines_of",
@@ -76,6 +78,7 @@ class Pace:
         self._decode_ends = able.decode_ends
         self._lines_of = able.stage_lines
         self._attention_run = able.attention_run_ns
+        self._attention_ns = able.attention_ns
         self._note()
         self.start_process()
 
@@ -98,7 +101,6 @@ class Pace:
         self.is_monotone = False
         self._note()
 
-    # --- a single iteration ---------------------------------------------------------------------
     def cost_ns(self, shape: BatchShape) -> int:
         """Duration of an iteration, from a backend inside simulated time, without jitter."""
         return self.slowed_ns(self.latency.iteration_ns(shape))
@@ -116,7 +118,6 @@ class Pace:
         """What the iteration that begins now takes longer because its process is new, ns."""
         return self.first_uses.popleft() if self.first_uses else 0
 
-    # --- decode iterations in a row -------------------------------------------------------------
     def run_ends(self, shape: BatchShape, steps: int, first_ns: int, number: int) -> Ends:
         """Ends of a decode run, behind a step of `first_ns` (-1 = none), from the start of all.
 
@@ -160,10 +161,11 @@ class Pace:
 
     def attention_ns(self, shape: BatchShape) -> int:
         """What attention takes in one iteration, as the backend says."""
+        if self._attention_ns is not None:
+            return self._attention_ns(shape)
         parts = self.latency.components_ns(shape)
         return parts["attention_prefill"] + parts["attention_decode"]
 
-    # --- stages of a pipeline -------------------------------------------------------------------
     def stage_costs_ns(self, shape: BatchShape, wave_wait_ns: int) -> tuple[int, ...]:
         """What the batch that goes onto the stages now takes on each, its first use included.
 

@@ -1,7 +1,7 @@
 """What a replica calls while it handles an event, so that it need not know the packages above.
 
 Others know a replica by its id here. What its actor calls when it applies actions is `World`
-(`actor.py`).
+(`effects.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emu.latency.base import BatchShape
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 
 if TYPE_CHECKING:
     from emu.latency.ends import Ends

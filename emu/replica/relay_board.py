@@ -22,49 +22,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
-from emu.request import Request
 from emu.scheduling.base import Batch
-
-# --------------------------------------------------------------------------------------------------
-# A batch whose first layers one replica computed and another the rest (live scaling).
-
-
-class SplitBatch(msgspec.Struct, eq=False):
-    """Its KV travels in two halves to one destination; see `emu/migration/outbound.py`.
-
-    Owned by the outbound KV of the replica that computed the first layers: only that writes to it.
-    """
-
-    batch_id: int
-    requests: list[Request]
-    """As handed over."""
-    start_layer: int
-    """The first replica computed layers [0, start_layer)."""
-    layers: int
-    queued_ns: int
-    first_id: int = -1
-    """The replica that computed the first layers, once it has queued them."""
-    second_id: int = -1
-    """The replica that computed the others, once it has."""
-    destination_id: int = -1
-    reserved: list[Request] = msgspec.field(default_factory=list)
-    """Requests with blocks at the destination."""
-    survivors: list[Request] | None = None
-    """Those that go on after their first token; None = not computed yet."""
-    is_first_done: bool = False
-    is_second_done: bool = False
-    is_pinned: bool = False
-    """The destination is open for others while the second half is awaited."""
-    attempts: int = 0
-    """How often all destinations refused it."""
-    is_dropped: bool = False
-    """No request goes on, or a part of its KV is lost."""
-
-
-# --------------------------------------------------------------------------------------------------
-# The board
-
 
 S = ReplicaState
 _NEW = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
@@ -101,7 +61,6 @@ class RelayBoard:
         self._answers: dict[int, Relayed] = {}
         self._unreleased: list[int] = []
 
-    # --- the old side ---------------------------------------------------------------------------
     def park(self, old_id: int) -> None:
         """An old replica asks for work (again); new replicas hear of it."""
         if old_id in self._parked:
@@ -127,7 +86,6 @@ class RelayBoard:
         """A helper may go back to Prefill."""
         return self.relay_deactive > 0
 
-    # --- the new side ---------------------------------------------------------------------------
     @property
     def news(self) -> Sequence[int]:
         """Replicas whose weights are arriving, or that finish what they began, ascending id."""
@@ -157,7 +115,6 @@ class RelayBoard:
         for old_id in list(self._parked)[: max(0, self.relay_deactive)]:
             self._wake(old_id)
 
-    # --- books ----------------------------------------------------------------------------------
     def on_moved(self, replica_id: int, before: ReplicaState, after: ReplicaState) -> None:
         """A replica changed its state: keep the counters."""
         if before in _NEW and after not in _NEW:

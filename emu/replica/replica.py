@@ -11,8 +11,8 @@ equal decode iterations is one flight; a change in the middle of it cuts it at t
 iteration in flight, so leaping and stepping give the same results.
 
 Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what happens: `inbound.py`,
-`crash.py`. What iterations cost, what they did, and what is told of them: `pace.py`, `counters.py`,
-`watch.py`; `books.py` enters what an iteration has done.
+`orders.py`, `posted.py`, `crash.py`. What iterations cost, what they did, and what is told of them:
+`pace.py`, `counters.py`, `watch.py`; `books.py` enters what an iteration has done.
 """
 
 from __future__ import annotations
@@ -22,35 +22,28 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel, Lock
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
+from emu.kernel.lock import Lock
 from emu.latency.base import LatencyBackend
 from emu.network.grids import Grid
 from emu.replica.actions import Action, End, FreeCapacity
 from emu.replica.books import Books
 from emu.replica.counters import Counters
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
-from emu.replica.flight.base import APPLY, IDLE, Flight
+from emu.replica.flight.base import APPLY, BETWEEN, IDLE, Flight
+from emu.replica.flight.launchers import FirstUses, Foreign, Grouped, Single, Tiered
 from emu.replica.flight.member import Member
+from emu.replica.flight.onto_stages import OntoStages
 from emu.replica.flight.staged import Staged
-from emu.replica.flight.starters import (
-    Composed,
-    FirstUses,
-    Foreign,
-    Grouped,
-    OntoStages,
-    Plain,
-    Single,
-    Starter,
-    Tiered,
-)
+from emu.replica.flight.starters import Composed, Plain, Starter
 from emu.replica.flight.table import may_fly
 from emu.replica.gate import Gate
 from emu.replica.mailbox import Mailbox
 from emu.replica.pace import Pace
 from emu.replica.ports import GroupWave, Observers, Outbox, ReplicaActorPort
-from emu.replica.prerequisites import TierTraffic
 from emu.replica.relay_board import RelayBoard
 from emu.replica.states import CLOSED, LOADING, PREFILL_TYPE, WAVES, ReplicaState
+from emu.replica.tier_traffic import TierTraffic
 from emu.replica.view import ReplicaHandle, Signals, View, Viewed
 from emu.replica.watch import Watch
 from emu.replica.weights import Weights
@@ -102,11 +95,32 @@ class Relaying:
 class Replica(Viewed):
     """State and rules of one replica."""
 
+    handlers: list[Handler | None]
+    """Row of the table for the state."""
+    out: list[Action]
+    """Actions of the handler that has just run; one list for all of its life."""
+    look: int
+    """The handler wants the replica to look up: `LOOK`; `INTERRUPT`: whatever is in flight."""
+    staged: Staged | None
+    """Its pipeline."""
+    member: Member | None
+    """Its place in a data-parallel group."""
+    live_moves: int
+    """Live migrations from and to here that hold blocks."""
+    has_drained_enough: bool
+    """The grace of the drain under way is over: what still comes is lost."""
+    is_serving: bool
+    """It does one iteration after another and nothing else."""
+    flight: Flight
+    """What it is in the middle of."""
+    starter: Starter
+    """What begins the next flight, in states that form batches."""
+
     # Calling a method of an object with more than 30 attributes takes three times as long without.
     # fmt: off
     __slots__ = (
-        "books", "counters", "gate", "handlers", "has_drained_enough", "is_cruising", "is_serving",
-        "live_moves", "look", "mailbox", "member", "out", "outbox", "pace", "relaying", "scheduler",
+        "books", "counters", "gate", "handlers", "has_drained_enough", "is_serving", "live_moves",
+        "look", "mailbox", "member", "out", "outbox", "pace", "relaying", "scheduler",
         "staged", "starter", "table", "tier_traffic", "watch", "weights",
     )
     # fmt: on
@@ -132,19 +146,15 @@ class Replica(Viewed):
         self.grid = grid
         self.machine = machine
         self.model = 0
-        """Which of the served models it serves."""
         # --- the machine
         self.table = table
         self.state = state
         self.handlers = table[state]
-        """Row of the table for the state."""
         self.history = []
         self.incarnation = 0
-        """Grows at each crash: what was meant for an earlier life is dropped."""
+        self.is_stirred = True
         self.out: list[Action] = []
-        """Actions of the handler that has just run; one list for all of its life."""
         self.look = 0
-        """The handler wants the replica to look up: `LOOK`; `INTERRUPT`: whatever is in flight."""
         self.actor = NO_ACTOR
         self.mailbox = Mailbox(deque())
         # --- what it is made of
@@ -160,30 +170,19 @@ class Replica(Viewed):
         self.relaying = Relaying(layers)
         self.tier_traffic: TierTraffic | None = None
         self.staged = Staged(self.books, stages, self.mailbox) if stages > 1 else None
-        """Its pipeline."""
         self.member: Member | None = None
-        """Its place in a data-parallel group."""
         self.outbox: Outbox | None = None
         # --- its process, weights and lock
         self.paused_ns = -1
-        """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
         self.weights = Weights(are_loaded=state is not S.INACTIVE)
         self.lock = lock
         self.gate = Gate(lock, self.name, is_closed=state in CLOSED)
         self.live_moves = 0
-        """Live migrations from and to here that hold blocks."""
         self.has_drained_enough = False
-        """The grace of the drain under way is over: what still comes is lost."""
         # --- iterations
         self.is_serving = False
-        """It does one iteration after another and nothing else."""
-        self.is_cruising = False
-        """One plain iteration follows another, or would if there were work. Whatever ends that
-        takes its place in the queue of the instant before the replica goes on with it."""
         self.flight: Flight = IDLE if self.staged is None else self.staged
-        """What it is in the middle of."""
         self.starter: Starter = Plain(self.books, frees=False, runs_on=False)
-        """What begins the next flight, in states that form batches."""
         self.note_state()
 
     # --- the machine --------------------------------------------------------------------------
@@ -238,8 +237,6 @@ class Replica(Viewed):
                     due_ns = self.rest()
                 else:
                     self.flight = begun
-                    if self.starter.is_simple:
-                        self.is_cruising = True
                     if not begun.is_open:
                         due_ns = begun.due_ns
             else:
@@ -263,8 +260,8 @@ class Replica(Viewed):
 
     def _boundary(self) -> int:
         """Apply what is posted, then do what the state does; unless the process stands still."""
-        if self.is_cruising and (not self.is_serving or self.paused_ns >= 0):
-            self.is_cruising = False
+        if self.flight is BETWEEN and (not self.is_serving or self.paused_ns >= 0):
+            self.flight = IDLE
             return AGAIN
         mailbox = self.mailbox
         if self.paused_ns >= 0 and not mailbox.has_applied:
@@ -283,15 +280,12 @@ class Replica(Viewed):
         if begun is None:
             return NOTHING
         self.flight = begun
-        if self.starter.is_simple:
-            self.is_cruising = True
         return LOOP if begun.is_open else begun.due_ns
 
     def rest(self) -> int:
         """Nothing can be formed now: wait for a stage, fail what can never run, or for news."""
         flight = self.flight
-        if flight is not IDLE and flight.holds_batch():
-            assert isinstance(flight, Staged)
+        if isinstance(flight, Staged) and flight.holds_batch():
             return flight.wait().due_ns
         unschedulable = self.scheduler.drop_unschedulable(self.clock.now_ns)
         if not self.watch.is_touched:
@@ -301,9 +295,9 @@ class Replica(Viewed):
         for request, reason in unschedulable:
             self.out.append(End(request, Status.FAILED, reason))
         self.out.append(FreeCapacity())
-        if not self.is_cruising:
+        if flight is not BETWEEN:
             return LOOP
-        self.is_cruising = False
+        self.flight = IDLE
         return AGAIN
 
     def align(self, now_ns: int) -> int:
@@ -365,7 +359,7 @@ class Replica(Viewed):
         if is_simple and self.is_serving and not (follows or watch.notes_formed):
             self.starter = Plain(books, frees=frees, runs_on=runs_on)
             return
-        single = Single(books, runs_on=runs_on)
+        single = Single(books, BETWEEN if is_simple else IDLE, runs_on=runs_on)
         launcher: Launcher = Foreign(single) if pace.latency.foreign else single
         life, actor = self.incarnation, self.actor
         if staged is not None:
@@ -384,7 +378,6 @@ class Replica(Viewed):
             tiers=tiers,
             frees=frees,
             is_serving=self.is_serving,
-            is_simple=is_simple,
         )
 
     # --- how it is put together -----------------------------------------------------------------
@@ -432,6 +425,10 @@ class Replica(Viewed):
         """From now on a change of the queues puts the replica into `log`, once until it is seen."""
         self.watch.tell_touches(log, self)
 
+    def look_for_rest(self) -> None:
+        """If nothing runs, waits or arrives, its figures stay until it is stirred again."""
+        self.is_stirred = not self.is_idle
+
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
         if not self.watch.is_touched:
@@ -441,13 +438,10 @@ class Replica(Viewed):
         """The queues have been looked at: the next change is told again."""
         self.watch.is_touched = False
 
-    def forget_cache(self) -> bool:
-        """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
-        pool = getattr(self.scheduler, "pool", None)
-        if pool is None:  # Vidur's schedulers only count
-            return False
-        pool.clear()
-        return True
+    def forget_cache(self) -> None:
+        """Forget cached prefixes, of which none is in use; a pool that only counts has none."""
+        self.is_stirred = True
+        self.scheduler.ledger.pool.clear()
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from emu.kernel.clock import PARK
 from emu.replica.actions import Move, OpenLock, Requeue
 from emu.replica.events import INTERRUPT, LOOK, Event, Measured, PrerequisiteMet, TierLost
-from emu.replica.inbound import close
+from emu.replica.orders import close
 from emu.replica.replica import LOOP, NOTHING, Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -18,7 +18,6 @@ from emu.request import Request, Status
 S = ReplicaState
 
 
-# --- a batch, and what it waits for --------------------------------------------------------------
 def iterate(replica: Replica, event: Event | None = None) -> int:
     """Form the next batch and begin it, or rest: all that Prefill, Decode and Colocated do."""
     due_ns = replica.begin_next()
@@ -47,13 +46,11 @@ def measured(replica: Replica, event: Measured) -> int:
     return PARK
 
 
-# --- states that serve ---------------------------------------------------------------------------
 def idle(replica: Replica, event: Event) -> int:
     """Inactive, loading, failed: nothing to do until another actor changes the state."""
     return PARK
 
 
-# --- states that change --------------------------------------------------------------------------
 def aus_prefill(replica: Replica, event: Event) -> int:
     """Close for inbound KV, then prefill."""
     if replica.gate.is_closed:

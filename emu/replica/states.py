@@ -11,7 +11,7 @@ serving (one replica does both phases, as vLLM does by default) with its loading
 and FAILED for a crashed replica. The planner's markers are a type of their own: a marker says
 that a replica takes part in a weight transfer, it never is a state.
 
-`docs/states.md` explains each state; its diagram is `mermaid()` of this table.
+`docs/lab/states.md` explains each state; its diagram is `mermaid()` of this table.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Rule(msgspec.Struct, frozen=True):
     why: str
 
 
-def _rules() -> dict[tuple[S, S], Rule]:
-    table: dict[tuple[S, S], Rule] = {
+def _rules_of_roles() -> dict[tuple[S, S], Rule]:
+    return {
         (S.INACTIVE, S.LOADING_PREFILL): Rule(
             ("planner", "recovery"), "prefill demand; a source of weights is found"
         ),
@@ -123,7 +123,11 @@ def _rules() -> dict[tuple[S, S], Rule]:
         (S.SHUTTING_NULL, S.INACTIVE): Rule(("planner", "command"), "expired or evicted"),
         (S.INACTIVE, S.MUTATING_TO_DECODE): Rule(("command",), "manual: weights appear"),
         (S.INACTIVE, S.PREFILL): Rule(("command",), "manual: weights appear"),
-        # colocated serving
+    }
+
+
+def _rules_of_colocated() -> dict[tuple[S, S], Rule]:
+    return {
         (S.INACTIVE, S.LOADING_COLOCATED): Rule(
             ("planner", "recovery"), "demand; weights are loading"
         ),
@@ -132,20 +136,25 @@ def _rules() -> dict[tuple[S, S], Rule]:
         (S.SHUTTING_COLOCATED, S.COLOCATED): Rule(("planner", "command"), "demand came back"),
         (S.INACTIVE, S.COLOCATED): Rule(("command",), "manual: weights appear"),
         (S.SHUTTING_COLOCATED, S.INACTIVE): Rule(("loop",), "drained"),
-        # a load that is given up, a crash and what follows
+    }
+
+
+def _rules_of_losses() -> dict[tuple[S, S], Rule]:
+    """A load that is given up, a crash and what follows."""
+    rules = {
         (S.LOADING_PREFILL, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.LOADING_DECODE, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.LOADING_COLOCATED, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.NEW_PREFILL, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.FAILED, S.INACTIVE): Rule(("recovery",), "restarted, weights lost"),
     }
-    for state in S:
-        if state is not S.FAILED:
-            table[state, S.FAILED] = Rule(("fault",), "crashed")
-    return table
+    crashed = Rule(("fault",), "crashed")
+    return rules | {(state, S.FAILED): crashed for state in S if state is not S.FAILED}
 
 
-TRANSITIONS: Final[Mapping[tuple[ReplicaState, ReplicaState], Rule]] = MappingProxyType(_rules())
+TRANSITIONS: Final[Mapping[tuple[ReplicaState, ReplicaState], Rule]] = MappingProxyType(
+    _rules_of_roles() | _rules_of_colocated() | _rules_of_losses()
+)
 
 PREFILL_TYPE: Final = frozenset(
     {S.PREFILL, S.NEW_PREFILL, S.REFRACTORY_PREFILL, S.OLD_PREFILL, S.AUS_PREFILL}

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, final
 
-from emu.kernel.clock import Kernel, Lock
+from emu.kernel.clock import Kernel
+from emu.kernel.lock import Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
 from emu.network.grids import Grid
@@ -173,7 +174,10 @@ class View:
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """There are blocks for the KV of these requests."""
-        return self.blocks_to_reserve(requests) <= self.blocks_free
+        flight = self._replica.flight
+        if flight.is_leap and self._grows:
+            flight.settle()
+        return self._scheduler.has_room(requests)
 
     def look_up(self, request: Request) -> None:
         """Write the counts of a request that it holds to the request."""
@@ -227,6 +231,8 @@ class ReplicaHandle:
     """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
     history: list[str]
     """Its transitions, for people."""
+    is_stirred: bool
+    """Something has reached it, or it has computed, since it was last found at rest."""
     clock: Kernel
     _view: View
 
@@ -237,6 +243,7 @@ class ReplicaHandle:
         "grid",
         "history",
         "incarnation",
+        "is_stirred",
         "lock",
         "machine",
         "model",
@@ -311,6 +318,10 @@ class ReplicaHandle:
         """A change of its queues has been told and not been seen, or it is told to no router."""
         raise NotImplementedError
 
+    def look_for_rest(self) -> None:
+        """If nothing runs, waits or arrives, its figures stay until it is stirred again."""
+        raise NotImplementedError
+
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
         raise NotImplementedError
@@ -327,8 +338,8 @@ class ReplicaHandle:
         """From now on keep what was known of it for so long; `with_blocks`: their use, too."""
         raise NotImplementedError
 
-    def forget_cache(self) -> bool:
-        """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
+    def forget_cache(self) -> None:
+        """Forget cached prefixes, of which none is in use; a pool that only counts has none."""
         raise NotImplementedError
 
 

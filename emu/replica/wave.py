@@ -53,6 +53,19 @@ STEPS_MAX: Final = 64
 """Waves that leap at once: half of those that are planned beyond are cut again."""
 
 
+class Rebalance(NamedTuple):
+    """Experts are placed anew at intervals, by the first wave after each."""
+
+    interval_ns: int
+    stall_ns: int
+    """What the group stands still meanwhile."""
+
+    def stalls(self, before_ns: int, now_ns: int) -> int:
+        """What a wave that leaves now waits, if the one before it left then."""
+        is_due = before_ns // self.interval_ns < now_ns // self.interval_ns
+        return self.stall_ns if is_due else 0
+
+
 class _Entry(NamedTuple):
     member: Member
     shape: BatchShape
@@ -316,8 +329,22 @@ def _unpad(shape: BatchShape) -> None:
 class WaveGroup:
     """The barrier of one data-parallel group."""
 
-    def __init__(self, name: str, *, shares_experts: bool, padded_tokens_max: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        shares_experts: bool,
+        padded_tokens_max: int = 0,
+        rebalance: Rebalance | None = None,
+    ) -> None:
         """`padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
+        self._rebalance = rebalance
+        self._left: Ends = array("q", [0])
+        """When the last waves left: one, or those that leap now."""
+        self._stalls: list[int] = [0]
+        """What each of them waited for a new placement of experts."""
+        self.placements = 0
+        self.placement_ns = 0
         self.name = name
         self.shares_experts = shares_experts
         self.padded_tokens_max = padded_tokens_max
@@ -392,6 +419,9 @@ class WaveGroup:
             return
         self.waves -= self._steps - steps
         self._steps = steps
+        self._count_stalls(-1)
+        self._left, self._stalls = self._left[:steps], self._stalls[:steps]
+        self._count_stalls(1)
         pairs = list(zip(self._parts, ended, strict=True))
         for part, done in pairs:
             part.cut(steps, is_over=done >= steps)
@@ -445,22 +475,12 @@ class WaveGroup:
         entries = [self.entered[i] for i in sorted(self.entered)]
         self.entered = {}
         self.waves += 1
-        sizes = [entry.shape.new_tokens for entry in entries]
-        waits_ns = [-1] * len(entries)
-        steps = 1
-        if 0 < self.padded_tokens_max < max(sizes):
-            for entry in entries:
-                entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
-                entry.shape.group_tokens_max = max(sizes)
-            waits_ns = _end_together(entries)
-        else:
-            for entry in entries:
-                entry.shape.padded_tokens = max(sizes)
-            if self.shares_experts:
-                waits_ns = _wait_in_every_layer(entries)
-            steps = min(min(entry.steps for entry in entries), STEPS_MAX)
+        waits_ns, steps = self._agree(entries)
+        stall_ns = self._stall_ns(entries[0].member.books.clock.now_ns)
+        if stall_ns:
+            waits_ns = [max(0, wait_ns) + stall_ns for wait_ns in waits_ns]
         if steps > 1 or any(entry.is_part for entry in entries):
-            self._leap(entries, waits_ns, steps)
+            self._leap(entries, waits_ns, steps, stall_ns)
         else:
             for entry, wait_ns in zip(entries, waits_ns, strict=True):
                 assert entry.go is not None
@@ -468,7 +488,58 @@ class WaveGroup:
                 entry.go(wait_ns)
         return True
 
-    def _leap(self, entries: list[_Entry], waits_ns: list[int], steps: int) -> None:
+    def _agree(self, entries: list[_Entry]) -> tuple[list[int], int]:
+        """Sizes for all: what each waits for the others inside its layers, and waves that leap."""
+        sizes = [entry.shape.new_tokens for entry in entries]
+        if 0 < self.padded_tokens_max < max(sizes):
+            for entry in entries:
+                entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
+                entry.shape.group_tokens_max = max(sizes)
+            return _end_together(entries), 1
+        for entry in entries:
+            entry.shape.padded_tokens = max(sizes)
+        steps = min(min(entry.steps for entry in entries), STEPS_MAX)
+        if self.shares_experts:
+            return _wait_in_every_layer(entries), steps
+        return [-1] * len(entries), steps
+
+    def _stall_ns(self, now_ns: int) -> int:
+        """What the wave that leaves now waits for a new placement of experts."""
+        if self._rebalance is None:
+            return 0
+        stall_ns = self._rebalance.stalls(self._left[-1], now_ns)
+        self._left, self._stalls = array("q", [now_ns]), [stall_ns]
+        self._count_stalls(1)
+        return stall_ns
+
+    def _count_stalls(self, sign: int) -> None:
+        self.placement_ns += sign * sum(self._stalls)
+        self.placements += sign * sum(1 for stall_ns in self._stalls if stall_ns)
+
+    def _starts(self, runs: list[list[int]], now_ns: int, stall_ns: int) -> Ends:
+        """When each of the waves that leap leaves. Stalls are added to their runs."""
+        longest = _longest(runs)
+        rebalance = self._rebalance
+        if rebalance is None:
+            del longest[-1]
+            return array("q", accumulate(longest, initial=now_ns))
+        starts, stalls = array("q"), []
+        at_ns = now_ns
+        self._count_stalls(-1)
+        for step, length in enumerate(longest):
+            if step:
+                stall_ns = rebalance.stalls(starts[-1], at_ns)
+            if stall_ns:
+                for run in runs:
+                    run[step] += stall_ns
+            starts.append(at_ns)
+            stalls.append(stall_ns)
+            at_ns += length + stall_ns
+        self._left, self._stalls = starts, stalls
+        self._count_stalls(1)
+        return starts
+
+    def _leap(self, entries: list[_Entry], waits_ns: list[int], steps: int, stall_ns: int) -> None:
         """The wave leaves, and so many waves in all go on by themselves."""
         now_ns = entries[0].member.books.clock.now_ns
         self.waves += steps - 1
@@ -487,9 +558,7 @@ class WaveGroup:
                     list(map(add, run, map(sub, slowest, own)))
                     for run, own in zip(runs, attention, strict=True)
                 ]
-            longest = _longest(runs)
-            del longest[-1]
-            starts = array("q", accumulate(longest, initial=now_ns))
+            starts = self._starts(runs, now_ns, stall_ns)
         self._steps = steps
         self._parts = []
         for entry, wait_ns, run in zip(entries, waits_ns, runs, strict=True):

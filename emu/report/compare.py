@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.report.paired import percent_of
 from emu.report.rundata import RunData, read_run
+from emu.report.settings_diff import Setting, differing
 from emu.report.summary import Summary
 from emu.report.table import number
 from emu.rng import rng_stream
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-from emu.report.settings_diff import Setting, differing
 
 Floats = NDArray[np.float64]
 
@@ -120,11 +121,6 @@ def statistics(values: Floats) -> list[float]:
     if len(values) == 0:
         return [0.0] * len(STATISTICS)
     return [float(values.mean()), *(float(v) for v in np.percentile(values, _PERCENTS))]
-
-
-def percent_of(value: float, base: float) -> float | None:
-    """How much larger than the base, per cent."""
-    return None if base == 0 else 100 * (value - base) / base
 
 
 def _identity(run: RunData) -> NDArray[np.int64]:

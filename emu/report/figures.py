@@ -61,7 +61,7 @@ _ROLES: Final = {
     "inactive": "#dddddd",
 }
 """Colors that stay apart for colour-blind readers, by role."""
-_STYLE: Final[Any] = {
+STYLE: Final[Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8,
@@ -109,7 +109,7 @@ def save(made: Figure, path: Path) -> None:
     if path.suffix[1:] not in _KINDS:
         raise InputError(str(path), None, "--out", f"expected a name in {', '.join(_KINDS)}")
     try:
-        with matplotlib.rc_context(_STYLE):
+        with matplotlib.rc_context(STYLE):
             made.savefig(path, metadata=_KINDS[path.suffix[1:]])
     except OSError as error:
         raise InputError(str(path), None, "--out", error.strerror or str(error)) from None
@@ -124,7 +124,7 @@ def draw_charts(charts: Sequence[Chart], width: str) -> Figure:
     if width not in WIDTHS_IN:
         raise InputError("plot", None, "width", f"expected one of {', '.join(WIDTHS_IN)}")
     heights = [_height_in(chart) for chart in charts]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         made = Figure(figsize=(WIDTHS_IN[width], sum(heights)), layout="constrained")
         FigureCanvasAgg(made)
         places = made.subplots(

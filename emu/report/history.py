@@ -2,7 +2,7 @@
 
 Written to events.jsonl when `output.events` is set, kept in memory by chaos runs. It is told by
 the same calls that change the world and never asked by it, so that a checker that reads only this
-(`emu/apps/chaos/checker.py`, `emu/apps/chaos/truth/`) can find the world's books wrong.
+(`emu/apps/chaos/judge.py`, `emu/apps/chaos/truth/`) can find the world's books wrong.
 
 A record is a JSON object with `at_ns` and `event`; docs/reference/outputs.md lists them all. A
 run that writes them takes one iteration after another, without leaps: the file does not depend on
@@ -20,7 +20,8 @@ import msgspec
 from emu.replica.states import Marker, ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 
 if TYPE_CHECKING:
     from emu.autoscale.demand import Demand

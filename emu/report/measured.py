@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.report.paired import percent_of
 from emu.report.rundata import RunData, read_run
 from emu.report.table import number
 from emu.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from rich.console import Console
-from emu.report.compare import STATISTICS, Floats, percent_of, statistics
+from emu.report.compare import STATISTICS, Floats, statistics
 from emu.report.measurement import Measurement, read_measurement
 
 Places = NDArray[np.int64]

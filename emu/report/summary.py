@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 from emu.report.load_verdict import Load, judge_load
 from emu.report.model_figures import ModelFigures, ttft_limits_ns
 
+LEFT_OUT: Final = ("definitions", "partial_reason")
+"""Members of a summary that are no figures."""
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")
 
@@ -457,3 +459,20 @@ def _column(stats: RequestStats, name: str) -> NDArray[np.int64]:
     import numpy as np
 
     return np.frombuffer(stats.columns[name], dtype=np.int64)
+
+
+def figures_of(summary: Summary) -> dict[str, Any]:
+    """All figures of a summary by dotted name."""
+    figures: dict[str, Any] = {}
+    for name, value in plain_summary(summary).items():
+        if name in LEFT_OUT:
+            continue
+        if isinstance(value, dict):
+            figures.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            figures[name] = value
+    return {
+        name: value
+        for name, value in figures.items()
+        if value is None or isinstance(value, (int, float, str))
+    }

@@ -9,7 +9,8 @@ from emu.migration.transfer import MigratingBatch
 from emu.replica.view import ReplicaHandle
 from emu.report.perfetto import TraceWriter
 from emu.request import Request
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 
 
 class TraceSink:

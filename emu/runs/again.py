@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from emu.process.version import __version__, build, revision
 from emu.report.atomic import find
 from emu.runs.inputs import (
     Names,
-    folder_name,
     named_files,
     named_plugins,
     named_programs,
@@ -46,8 +46,7 @@ COMPARED: Final = (
     "trace.json.gz",
 )
 """Results that are the same for the same configuration, inputs and version."""
-INPUTS: Final = "inputs"
-"""The folder of a bundle that holds what its runs name."""
+_NO_REASON: Final = "configuration, inputs and versions are the same: please report this"
 _DIGEST: Final = r"[0-9a-f]{64}"
 _FILES_TOLD: Final = 5
 _LEVELS_MAX: Final = 64
@@ -189,21 +188,15 @@ def names_of(directory: Path, content: dict[str, Any]) -> Names:
     return Names(place if place.is_dir() else Path.cwd())
 
 
-def _packed(directory: Path, folder: str) -> Path:
-    """A folder of the bundle that a run's directory may be part of."""
-    return directory.resolve().parent.parent / INPUTS / folder
-
-
 def _inputs(
     directory: Path, config: dict[str, Any], names: Names, recorded: dict[str, str]
 ) -> list[str]:
-    """Point the configuration at its inputs (of a bundle, if it is in one); what has changed."""
+    """Point the configuration at its inputs; what has changed."""
     reasons = []
     for table, key in named_files(config):
         name = table[key]
         wanted = recorded.get(name, "")
-        packed = _packed(directory, wanted[:16]) / Path(name).name
-        places = [*([packed] if wanted else []), names.place(name), Path(name)]
+        places = [names.place(name), Path(name)]
         path = next((place for place in places if os.path.exists(place)), None)
         if path is None:
             raise InputError(str(directory), None, key, f"its input is gone: {name}")
@@ -227,8 +220,7 @@ def _classes(
     for table, key in named_plugins(config):
         name = table[key]
         found = recorded.get(name, {"folder": "", "files": {}})
-        packed = _packed(directory, folder_name(found["files"]))
-        folder = packed if os.path.isdir(packed) else names.place(found["folder"])
+        folder = names.place(found["folder"])
         for file, wanted in found["files"].items():
             path = folder / file
             if not os.path.isfile(path):
@@ -267,16 +259,23 @@ def _first_difference(old: Path, new: Path) -> str:
 
 
 def rerun_command(
-    directory: Path, output: Path | None, *, quiet: bool, plugins: bool = False
+    directories: Sequence[Path], output: Path | None, *, quiet: bool, plugins: bool = False
 ) -> int:
-    """`emu rerun`: status 0 if every result is the same, else RunError with what differs."""
-    again = run_again(directory, output, plugins=plugins)
-    if not again.different:
-        if not quiet:
-            print(f"{directory}: identical ({', '.join(again.identical)})")
+    """`emu rerun`: status 0 if every result of every run is the same, else RunError with what
+    differs."""
+    if output is not None and len(directories) > 1:
+        raise InputError("rerun", None, "--output", "keeps one run; give one")
+    lines: list[str] = []
+    for directory in directories:
+        again = run_again(directory, output, plugins=plugins)
+        if again.different:
+            why = again.reasons or [_NO_REASON]
+            lines += [f"{directory}: not the same", *(f"  {text}" for text in again.different)]
+            lines += [f"  because {text}" for text in why]
+        elif not quiet:
+            print(f"{directory}: identical ({', '.join(again.identical)})", flush=True)
             for reason in again.reasons:
                 print(f"although {reason}")
-        return 0
-    why = again.reasons or ["configuration, inputs and versions are the same: please report this"]
-    lines = [f"{directory}: not the same", *again.different, *(f"because {text}" for text in why)]
-    raise RunError("\n  ".join(lines))
+    if lines:
+        raise RunError("\n".join(lines))
+    return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
@@ -42,27 +42,54 @@ def served_lines(plan: Plan) -> list[str]:
     return list(found)
 
 
+class Spread(NamedTuple):
+    """How far TTFT and TPOT may be off, by arithmetic at the shipped (or learned) constants."""
+
+    halves: dict[str, float]
+    """Metric (`ttft`, `tpot`) -> per cent, 90 %; of means."""
+    parts: dict[str, dict[str, float]]
+    """Metric -> constant of the engine -> its part of the variance; "rest" = what is left with any
+    constants."""
+    source: str
+    """What the distribution of the constants rests on."""
+
+
 def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
-    """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
+    """`mean TTFT ± 15 %, TPOT ± 6 % (prior of ...)`; empty where there is no engine."""
+    if not summary.completed:
+        return ""
+    found = spread(config, plan, typical_of_summary(summary, plan))
+    if found is None:
+        return ""
+    return (
+        f"mean TTFT ± {found.halves['ttft']:.0f} %, TPOT ± {found.halves['tpot']:.0f} % "
+        f"({found.source}; --draws N for intervals)"
+    )
+
+
+def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0) -> Spread | None:
+    """How well replica `at` is known, at a typical step; None where it has no engine.
+
+    `shape`: (decodes that run on average, their history, new tokens of a prompt).
+    """
     from emu.cluster.backends import make_latency
     from emu.latency.corrected import CorrectedBackend
     from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
-    replica = plan.replicas[0]
+    replica = plan.replicas[at]
     latency, bound = replica.latency, replica.bound
-    if not summary.completed or bound is None:
-        return ""
+    if bound is None:
+        return None
     engine = bound.constants
     known = known_engine(
         engine, bound.learned, replica.gpu.name, replica.model.name, latency.backend
     )
     backend = make_latency(replica.latency_context(config))
     if backend.foreign:
-        return ""
+        return None
     if isinstance(backend, CorrectedBackend):
         backend = backend.inner
     here = plain_values_of(engine)
-    shape = _typical(summary, replica, len(plan.replicas))
     front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
     base = _times(backend, engine, here, shape, front_ns)
     slopes: list[list[float]] = [[], []]
@@ -74,42 +101,52 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
             slope.append((log(after) - log(before)) / parameter.step)
     posterior = known.posterior
     shift = [mean - value for mean, value in zip(posterior.mean, here, strict=True)]
-    halves = []
+    halves, parts = {}, {}
     for metric, slope in zip(METRICS, slopes, strict=True):
         off = sum(map(mul, slope, shift))
-        spread = sum(
+        each = [
             of_one * sum(map(mul, row, slope))
             for of_one, row in zip(slope, posterior.covariance, strict=True)
-        )
-        halves.append(100 * (abs(off) + _Z90 * sqrt(spread + posterior.noise[metric] ** 2)))
-    return (
-        f"mean TTFT ± {halves[0]:.0f} %, TPOT ± {halves[1]:.0f} % ({known.source}; "
-        "--draws N for intervals)"
-    )
+        ]
+        rest = posterior.noise[metric] ** 2
+        halves[metric] = 100 * (abs(off) + _Z90 * sqrt(sum(each) + rest))
+        whole = sum(abs(one) for one in each) + rest
+        names = [parameter.name for parameter in PARAMETERS]
+        parts[metric] = {name: abs(one) / whole for name, one in zip(names, each, strict=True)}
+        parts[metric]["rest"] = rest / whole
+    return Spread(halves, parts, known.source)
 
 
-def _typical(summary: Summary, replica: ReplicaPlan, replicas: int) -> tuple[int, int, int]:
-    """(decodes that run on average, their history, new tokens of a prompt)."""
+def typical_of_summary(summary: Summary, plan: Plan) -> tuple[int, int, int]:
+    """The typical step of a run (see `spread`)."""
     span_s = max(summary.duration, 1e-9)
-    in_flight = summary.completed * summary.statistic("mean", "e2el") / 1000 / span_s / replicas
-    count = max(1, min(replica.scheduler.requests_max, round(in_flight)))
-    prompt = max(1, round(summary.total_input_tokens / summary.completed))
+    in_flight = summary.completed * summary.statistic("mean", "e2el") / 1000 / span_s
+    prompt = summary.total_input_tokens / summary.completed
     output = summary.total_output_tokens / summary.completed
-    return count, round(prompt + output / 2), min(prompt, replica.scheduler.tokens_max)
+    return typical(plan.replicas[0], in_flight / len(plan.replicas), prompt, output)
+
+
+def typical(
+    replica: ReplicaPlan, in_flight: float, prompt_tokens: float, output_tokens: float
+) -> tuple[int, int, int]:
+    """The typical step of a replica with `in_flight` requests (see `spread`)."""
+    count = max(1, min(replica.scheduler.requests_max, round(in_flight)))
+    whole = max(1, round(prompt_tokens))
+    return count, round(whole + output_tokens / 2), min(whole, replica.scheduler.tokens_max)
 
 
 def _times(
     backend: LatencyBackend,
     engine: EngineModel,
     values: list[float],
-    typical: tuple[int, int, int],
+    shape_of: tuple[int, int, int],
     front_ns: int,
 ) -> tuple[float, float]:
     """(TTFT, TPOT) of the typical step with these constants, ns."""
     from emu.latency.corrected import CorrectedBackend
     from emu.latency.posterior import with_values
 
-    count, history, prompt = typical
+    count, history, prompt = shape_of
     drawn = with_values(engine, values)
     corrected = CorrectedBackend(backend, drawn)
     shape = BatchShape(

@@ -248,6 +248,7 @@ def run_command(
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
         assert result.summary is not None
+        from emu.runs.crowding import crowded
         from emu.runs.engine_lines import engine_line, served_lines
 
         say = _print_summary(result.summary)
@@ -255,6 +256,8 @@ def run_command(
         for line in served_lines(plan):
             say(f"model: {line}")
         say(f"engine: {engine_line(config, plan, result.summary)}")
+        for line in crowded(plan):
+            say(f"placement: {line}")
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)

@@ -21,6 +21,7 @@ from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
 from emu.process.console import open_console
+from emu.runs.crowding import crowded
 from emu.units import NS_PER_S
 
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
@@ -38,7 +39,7 @@ def validate_command(
         plan, workload = prepare(config, str(path), imports=imports)
         latencies = _layer_times(plan)
     columns = facts(plan)
-    warnings = [*workload.notes.warnings, *range_warnings(latencies)]
+    warnings = [*workload.notes.warnings, *range_warnings(latencies), *crowded(plan)]
     if as_json:
         last_s = workload.last_arrival_ns / NS_PER_S
         found = {
@@ -108,6 +109,7 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "type of KV": replica.kv_dtype,
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
+        **_expert_facts(replica, config),
         **_feature_facts(replica, config),
         "engine": replica.engine_label,
         "scheduler": _scheduler_fact(replica.scheduler),
@@ -132,6 +134,23 @@ def _feature_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         for feature in replica.features
         for name, text in feature.facts(replica, config).items()
     }
+
+
+def _expert_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
+    """How its experts are shared with other replicas, where [engine] says so."""
+    setting, experts = replica.experts, replica.model.experts
+    if setting is None or experts is None:
+        return {}
+    from emu.latency.experts.routed import make_balance  # few replicas share experts so
+
+    ranks, slots = replica.expert_parallel, setting.slots(experts.count)
+    words = f"{experts.count} in {slots} slots on {ranks} ranks, {setting.all2all}"
+    if setting.overlap != "none":
+        words += f", {setting.overlap}"
+    balance = make_balance(replica.latency_context(config), setting)
+    if balance is not None:
+        words += f", balancedness {balance.balancedness:.2f}"
+    return {"experts": words}
 
 
 def _latency_fact(replica: ReplicaPlan) -> str:

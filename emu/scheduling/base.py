@@ -34,7 +34,8 @@ from emu.kv.counting import CountingPool
 from emu.kv.groups import KvLayout
 from emu.latency.base import BatchShape
 from emu.request import Request
-from emu.scheduling.ledger import Ledger, make_queue
+from emu.scheduling.ledger import Ledger
+from emu.scheduling.queues import make_queue
 from emu.scheduling.rotation import Rotation, Turn
 from emu.units import ceil_div
 
@@ -237,14 +238,20 @@ class ReplicaLimits:
     leap: bool
     kv_layout: KvLayout | None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
+    replica_id: int
+    """The holder of what is taken from a queue of the whole cluster."""
+    hands_off: bool
+    """Requests leave when their prompt is computed (a prefill replica)."""
     __slots__ = (
         "block_size",
+        "hands_off",
         "kv_layout",
         "leap",
         "max_model_tokens",
         "num_blocks",
         "pipeline_stages",
         "prefix_caching",
+        "replica_id",
     )
 
     def __init__(
@@ -256,6 +263,9 @@ class ReplicaLimits:
         prefix_caching: bool = False,
         leap: bool = True,
         kv_layout: KvLayout | None = None,
+        replica_id: int = -1,
+        *,
+        hands_off: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -264,6 +274,8 @@ class ReplicaLimits:
         self.prefix_caching = prefix_caching
         self.leap = leap
         self.kv_layout = kv_layout
+        self.replica_id = replica_id
+        self.hands_off = hands_off
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -503,6 +515,10 @@ class Scheduler(ABC):
         """Blocks that this replica must reserve to take over these requests' KV."""
         return sum(map(self.blocks_for, requests))
 
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Whether `reserve` would take these requests now."""
+        return self.blocks_to_reserve(requests) <= self.ledger.pool.blocks_free
+
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""
         return self.ledger.reserve(requests, list(map(self.blocks_for, requests)))
@@ -541,77 +557,6 @@ def add_chunk(shape: BatchShape, new_tokens: int, context_tokens: int) -> None:
         shape.decode_context_min = context_tokens
     shape.decode_count += 1
     shape.decode_context_sum += context_tokens
-
-
-# --------------------------------------------------------------------------------------------------
-# Pipeline stages of one replica: a FIFO each, and when every batch is where.
-#
-# Batches enter in the order in which they were formed and never overtake, so the times follow
-# from a recurrence: a batch starts on a stage when it has left the one before and the stage is
-# free. The scheduler limits how many batches are in flight; this module only keeps time.
-
-
-class StageSpan(NamedTuple):
-    """A batch on one stage, from start to end."""
-
-    stage: int
-    start_ns: int
-    end_ns: int
-
-
-class Pipeline:
-    """The stages of one replica and the time at which each becomes free."""
-
-    def __init__(self, stages: int) -> None:
-        self.free_ns = [0] * stages
-        self.busy_ns = [0] * stages
-
-    def enter(self, now_ns: int, stage_ns: Sequence[int]) -> list[StageSpan]:
-        """A batch formed at `now_ns` with these durations queues up; its span on each stage."""
-        assert len(stage_ns) == len(self.free_ns), "one duration per stage"
-        spans = []
-        ready_ns = now_ns
-        for stage, duration_ns in enumerate(stage_ns):
-            start_ns = max(ready_ns, self.free_ns[stage])
-            ready_ns = start_ns + duration_ns
-            self.free_ns[stage] = ready_ns
-            self.busy_ns[stage] += duration_ns
-            spans.append(StageSpan(stage, start_ns, ready_ns))
-        return spans
-
-    def reset(self, now_ns: int) -> None:
-        """Everything under way is lost (the replica crashed)."""
-        self.free_ns = [now_ns] * len(self.free_ns)
-
-
-def bubble_ns(spans: Sequence[StageSpan], formed_ns: int) -> int:
-    """Time from formation to the last end in which the batch was on no stage."""
-    return spans[-1].end_ns - formed_ns - ran_ns(spans)
-
-
-def ran_ns(spans: Sequence[StageSpan]) -> int:
-    """What a batch takes on all stages together."""
-    total = 0
-    for _, start_ns, end_ns in spans:
-        total += end_ns - start_ns
-    return total
-
-
-def discount_bubbles(batch: Batch, spans: Sequence[StageSpan]) -> None:
-    """Take time spent between stages out of the members' execution time, and note how long a
-    member's first batch waited for the first stage.
-
-    `Scheduler.complete` counts a batch from its formation to its end, the only two instants that
-    it knows. To be called before it, with where the batch was when.
-    """
-    wait_ns = bubble_ns(spans, batch.formed_ns)
-    if not wait_ns:
-        return
-    queued_ns = spans[0].start_ns - batch.formed_ns
-    for request in members_of(batch):
-        request.execution_ns -= wait_ns
-        if request.first_scheduled_ns == batch.formed_ns:
-            request.stage_wait_ns = queued_ns
 
 
 def members_of(batch: Batch) -> Iterator[Request]:

@@ -140,7 +140,6 @@ class Cohort:
         """Members that take part for the first time in the step in flight and whose latest token
         is older than that of the others."""
 
-    # --- members ----------------------------------------------------------------------------
     def join(self, running: RunningRequest) -> None:
         """A request with reached - computed = 1 joins; no step may be in flight."""
         assert self.in_flight == 0
@@ -208,7 +207,6 @@ class Cohort:
         self._gap_steps.clear()
         self._gap_ns.clear()
 
-    # --- blocks -----------------------------------------------------------------------------
     def blocks_next(self) -> int:
         """Blocks that the next step takes."""
         return self._takers[self.step % self.block_size]
@@ -294,7 +292,6 @@ class Cohort:
         """Computed tokens of the shortest member."""
         return self.step + self._offsets[0] - 1
 
-    # --- time -------------------------------------------------------------------------------
     def next_shape(self) -> BatchShape:
         """The next step as a batch of its own."""
         before = self.step - 1

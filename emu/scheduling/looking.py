@@ -13,7 +13,8 @@ from mypy_extensions import mypyc_attr
 from emu.config.schema import SchedulerTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits, Scheduler
-from emu.scheduling.ledger import Ledger, Unseen, forget_kv
+from emu.scheduling.ledger import Ledger, forget_kv
+from emu.scheduling.queues import Unseen
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

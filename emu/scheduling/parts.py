@@ -38,7 +38,6 @@ class Part:
     sees_time: ClassVar[bool] = False
     """`see_time` is called whenever a batch is formed or ends."""
 
-    # --- memory -----------------------------------------------------------------------------
     def pool(
         self, blocks_total: int, block_size: int, tiers: Sequence[LowerTier], *, caches: bool
     ) -> BlockPool | CountingPool | None:
@@ -48,7 +47,6 @@ class Part:
         """
         return None
 
-    # --- admission and batching ---------------------------------------------------------------
     def too_large(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request."""
         return ""
@@ -78,7 +76,6 @@ class Part:
         """What it adds to the step just formed. `members`: each with its new tokens."""
         return None
 
-    # --- lives of requests --------------------------------------------------------------------
     def begin(self, request: Request) -> None:
         """The request runs."""
 
@@ -91,7 +88,6 @@ class Part:
     def clear(self) -> None:
         """The process has ended: nothing is held."""
 
-    # --- seeing -------------------------------------------------------------------------------
     def holds(self, request: Request) -> bool:
         """Whether it has here what it would otherwise load for the request."""
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from emu.config.kinds import implementation
 from emu.config.own import make_own
-from emu.config.schema import FcfsTable, OwnSchedulerTable, SchedulerTable, SglangTable, VllmTable
+from emu.config.schema import FcfsTable, OwnSchedulerTable, SchedulerTable, VllmTable
 from emu.errors import PluginError, shown
 from emu.kv.tiers import LowerTier
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
@@ -30,7 +30,7 @@ def make_scheduler(
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm and sglang).
+    the one before it runs (for schedulers that can).
     `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
     class. Raises InputError for one that cannot be made.
     """
@@ -50,12 +50,12 @@ def make_scheduler(
             ahead=ahead,
             parts=parts,
         )
-    elif isinstance(table, SglangTable):
+    elif isinstance(table, FcfsTable):
+        made = FcfsScheduler(table, limits, queue=queue)
+    elif table.forms_ahead:
         made = implementation(table.made_by)(
             table, limits, preemptions_max=preemptions_max, ahead=ahead
         )
-    elif isinstance(table, FcfsTable):
-        made = FcfsScheduler(table, limits, queue=queue)
     else:
         made = implementation(table.made_by)(table, limits, preemptions_max=preemptions_max)
     return made

@@ -20,17 +20,17 @@ batches alone. What its first step brought is entered as the second one is settl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import final
 
 from mypy_extensions import mypyc_attr
 
 from emu.kv.blocks import BlockPool
+from emu.kv.grouped import GroupedPool
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
 from emu.scheduling.ledger import Ledger
-from emu.scheduling.parts import Drafting, Part
+from emu.scheduling.parts import Part
 from emu.scheduling.rotation import Rotation, Turn
 
 Record = tuple[RunningRequest, int, int]
@@ -57,7 +57,8 @@ class RunningSet:
         self.frees_late = frees_late
         pool = ledger.pool
         self.block_pool = pool if isinstance(pool, BlockPool) else None
-        self.counts_blocks = grows
+        self.grouped = pool if isinstance(pool, GroupedPool) else None
+        self.counts_blocks = grows and self.grouped is None
         """The cohort's blocks are taken by their number alone, as its steps start."""
         tiers = () if self.block_pool is None else self.block_pool.tiers
         self.cohort = Cohort(
@@ -128,7 +129,7 @@ class RunningSet:
         With `now_ns`, the start of a batch, the others join late if the cohort's came just now.
         """
         cohort = self.cohort
-        size = self.limits.block_size if self.grows else 0
+        size = self.limits.block_size if self.counts_blocks else 0
         ready = [
             running
             for running in self.beside.values()
@@ -284,7 +285,17 @@ class RunningSet:
                 fillers = cohort.fillers()
         cohort.step += 1
         cohort.in_flight = 1
+        if self.grouped is not None:
+            self._advance(self.grouped)
         return fillers
+
+    def _advance(self, pool: GroupedPool) -> None:
+        """Members of the cohort take and leave behind what the steps up to now ask for."""
+        step = self.cohort.step
+        for running in self.requests.values():
+            if running.in_cohort:
+                target = step + running.offset - 1
+                pool.advance(running.request, target - 1, target)
 
     def index_filled(self, running: RunningRequest) -> None:
         """The step just started fills a member's block, which others can find from now on."""
@@ -307,12 +318,7 @@ class RunningSet:
         if batch is not self.leaping or not cohort.count:
             return
         if self.block_pool is not None and cohort.has_indexers:
-            end = cohort.step + more
-            for step in cohort.busy_steps(more):
-                cohort.step = step
-                for running in self.start_cohort_step():
-                    self.index_filled(running)
-            cohort.step = end
+            self._settle_indexed(more)
             return
         if self.counts_blocks:
             blocks = cohort.blocks_of(more)
@@ -323,6 +329,18 @@ class RunningSet:
                 free = pool.blocks_free = pool.blocks_free - blocks
                 assert free >= 0
         cohort.step += more
+        if self.grouped is not None:
+            self._advance(self.grouped)
+
+    def _settle_indexed(self, more: int) -> None:
+        """The same for members that fill blocks which others can find: step by step."""
+        cohort = self.cohort
+        end = cohort.step + more
+        for step in cohort.busy_steps(more):
+            cohort.step = step
+            for running in self.start_cohort_step():
+                self.index_filled(running)
+        cohort.step = end
 
     # --- steps end --------------------------------------------------------------------------
     def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
@@ -405,7 +423,8 @@ class RunningSet:
         else:
             assert steps == 1
             gap_ns = now_ns - self.cohort_end_ns
-            progress.gaps_ns = [gap_ns] * count
+            late_gaps_ns = cohort.end_late(now_ns) if cohort.late else []
+            progress.gaps_ns = [gap_ns] * (count - len(late_gaps_ns)) + late_gaps_ns
             cohort.note_gap(gap_ns, completed)
 
     def _end_prompts(self, batch: Batch, run_on: RunOn) -> None:
@@ -592,87 +611,6 @@ class RunningSet:
 def admission(running: RunningRequest) -> int:
     """What the running set is ordered by."""
     return running.admission
-
-
-# --------------------------------------------------------------------------------------------------
-# The running set of a scheduler whose steps verify drafts, and so bring several tokens.
-#
-# A decode that has drafts computes 1 + d tokens. What is accepted of them is known at the end of
-# its step (`Drafting`): the leading run and one token more, which is the recovered or the bonus
-# token. Rejected tokens are taken off the computed ones, their slots stay with the request and are
-# written again. There is no cohort, because members advance by different numbers of tokens.
-#
-# Where batches are formed ahead, the engine does not know at that time whether accepted drafts have
-# ended an output: such a request takes part in one batch more, for nothing (`overruns`).
-
-
-@final
-class VerifyingSet(RunningSet):
-    """Admitted requests whose steps verify drafts."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        limits: ReplicaLimits,
-        drafting: Drafting,
-        *,
-        frees_late: bool = False,
-    ) -> None:
-        super().__init__(ledger, limits, frees_late=frees_late)
-        self.drafting = drafting
-        self.overruns: list[int] = []
-        """Context of requests whose output ended sooner than the batch after it was formed."""
-
-    def admit(self, request: Request) -> RunningRequest:
-        """The request runs from now on; blocks of its computed tokens can be found already."""
-        running = super().admit(request)
-        running.indexed_tokens = request.computed_tokens
-        return running
-
-    def token_receivers(self, batch: Batch) -> Iterable[Request]:
-        """Members that get output tokens at the end of the batch, once for each token."""
-        receivers: list[Request] = []
-        for running, _, target in self.records.get(batch.batch_id, ()):
-            request = running.request
-            drafts = target - request.reached_tokens
-            if running.is_alive and drafts >= 0:
-                tokens = 1 + (self.drafting.accepted(request, drafts) if drafts else 0)
-                left = request.output_tokens - request.generated_tokens
-                receivers += [request] * min(tokens, left)
-        return receivers
-
-    def end_record(
-        self, running: RunningRequest, new: int, target: int, now_ns: int, progress: Progress
-    ) -> bool:
-        """The outcome of a member's step. True if its output is complete."""
-        request = running.request
-        reached = request.prompt_tokens + request.generated_tokens
-        drafts = target - reached
-        if drafts <= 0:
-            is_over = super().end_record(running, new, target, now_ns, progress)
-            if drafts == 0 and not is_over:
-                running.drafts = self.drafting.proposed(request)
-            return is_over
-        running.pending -= new
-        accepted = self.drafting.accepted(request, drafts)
-        self.drafting.count(drafts, accepted, target - new)
-        tokens = min(1 + accepted, request.output_tokens - request.generated_tokens)
-        request.computed_tokens = reached + tokens - 1
-        request.generated_tokens += tokens
-        progress.decode_tokens += tokens
-        gap_ns = now_ns - request.last_token_ns
-        progress.gaps_ns.append(gap_ns)
-        if tokens > 1:
-            progress.gaps_ns.extend([0] * (tokens - 1))
-        if gap_ns > request.max_gap_ns:
-            request.max_gap_ns = gap_ns
-        request.last_token_ns = now_ns
-        if request.generated_tokens < request.output_tokens:
-            running.drafts = self.drafting.proposed(request)
-            return False
-        if self.frees_late and tokens > 1:
-            self.overruns.append(request.computed_tokens)
-        return True
 
 
 def _charge(records: Sequence[Record], ran_ns: int) -> None:

@@ -22,6 +22,10 @@ result, which tests compare:
 * Within a step fresh blocks are interchangeable (emu/kv/blocks.py), so members take theirs
   together; blocks are indexed in order of admission, because of equal keys the newest wins.
 
+Groups of layers that keep different things (`GroupedPool`) have a cohort too where nothing is found
+again: members then take and leave behind their blocks one by one, a whole leap at a time. Where
+blocks might not do for all, whatever windows leave behind, the list is walked.
+
 With pipeline stages > 1, tokens of different members are pending in different batches: no request
 joins the cohort, and every iteration that is formed walks the running list. Its leaps are rotations
 (`emu/scheduling/rotation.py`).
@@ -65,11 +69,13 @@ from emu.scheduling.base import (
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.ledger import Ledger, arrival_order, make_queue
+from emu.scheduling.ledger import Ledger
 from emu.scheduling.looking import LookingScheduler
 from emu.scheduling.parts import Drafting, Part
+from emu.scheduling.queues import arrival_order, make_queue
 from emu.scheduling.rotation import Rotation, Turn
-from emu.scheduling.running import Record, RunningSet, VerifyingSet
+from emu.scheduling.running import Record, RunningSet
+from emu.scheduling.verifying import VerifyingSet
 from emu.units import ceil_div
 
 UNLIMITED: Final = 1 << 62
@@ -141,9 +147,10 @@ class VllmScheduler(LookingScheduler):
         drafting = verifying[0] if verifying else None
         assert not (ahead or drafting) or limits.pipeline_stages == 1
         # What allows neither a cohort nor a rotation: each iteration is formed by the rule.
-        walks = walks or limits.kv_layout is not None
-        walks = walks or any(part.forbids_cohort for part in parts)
         caches = limits.prefix_caching and table.prefix_caching
+        # Blocks of groups that can be found again are told apart by the order in which they come.
+        walks = walks or (limits.kv_layout is not None and (caches or drafting is not None))
+        walks = walks or any(part.forbids_cohort for part in parts)
         pool = _pool(parts, limits, tiers, drafting, caches=caches)
         layout = limits.kv_layout
         self._clips = caches and layout is not None and layout.has_states
@@ -158,6 +165,8 @@ class VllmScheduler(LookingScheduler):
         )
         self.settings = table
         self._grouped = pool if isinstance(pool, GroupedPool) else None
+        self._each_step = 1 if self._grouped is None else self._grouped.most_blocks(1)
+        """Blocks that a decode takes in a step at most."""
         self._in_flight_tokens = table.tokens_max * (2 if ahead else 1)
         """Tokens planned and not confirmed, at most."""
         self._drafting = drafting
@@ -189,7 +198,8 @@ class VllmScheduler(LookingScheduler):
         is_plain = table.chunked_prefill and limits.kv_layout is None and self._drafting is None
         self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
-        self._can_run_on = limits.leap and self.block_pool is None and self._joins
+        is_counted = self.block_pool is None and self._grouped is None
+        self._can_run_on = limits.leap and is_counted and self._joins
         self._rotates = (
             limits.leap and self._stages > 1 and type(self.pool) is CountingPool and not walks
         )
@@ -224,7 +234,9 @@ class VllmScheduler(LookingScheduler):
                 running.join_ready(now_ns)
         elif not self._queue.count and count <= self._budget:
             blocks_free = self.pool.blocks_free
-            if count <= blocks_free or cohort.blocks_next() <= blocks_free:
+            if count * self._each_step <= blocks_free or (
+                self._grouped is None and cohort.blocks_next() <= blocks_free
+            ):
                 return self._form_decodes(now_ns)
         return self._form_any(now_ns, count)
 
@@ -411,7 +423,10 @@ class VllmScheduler(LookingScheduler):
             plan = found
         # What is computed has its blocks: so many tokens more need no more than this.
         most = self._budget // self.block_size + len(plan) + cohort.count
-        if most > self.pool.blocks_free:
+        if most * self._each_step > self.pool.blocks_free:
+            if self._grouped is not None:
+                running.dissolve()
+                return False
             self._make_room(plan, forming)
         fillers: Sequence[RunningRequest] = ()
         if cohort.count:
@@ -426,6 +441,8 @@ class VllmScheduler(LookingScheduler):
                 running.index_filled(fillers[at])
                 at += 1
             forming.budget -= new
+            if self._grouped is not None:  # to ask is to leave behind what its windows let it
+                self._grouped.need(one.request, one.request.computed_tokens + new)
             self._serve(one, new, NO_HIT, forming)
         for filler in fillers[at:]:
             running.index_filled(filler)
@@ -634,8 +651,10 @@ class VllmScheduler(LookingScheduler):
         ):
             return 1  # this time the queue was not asked; the next iteration may admit its head
         steps = cohort.steps_to_first_end()
+        if self._grouped is not None and self._blocked == BLOCKED_BY_KV:
+            return 1  # what windows leave behind may let the head in
         if steps > 1:
-            steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
+            steps = 1 + self._steps_that_fit(steps - 1)
         pool = self.block_pool
         if pool is None or steps == 1:
             return steps
@@ -645,6 +664,16 @@ class VllmScheduler(LookingScheduler):
             # Chunks are on their way, and seen by other replicas, from their own instant on.
             steps = 1 + cohort.steps_before_chunk(steps - 1)
         return steps
+
+    def _steps_that_fit(self, limit: int) -> int:
+        """Steps up to `limit` for which the cohort certainly has its blocks."""
+        free, cohort, grouped = self.pool.blocks_free, self._cohort, self._grouped
+        if grouped is None:
+            return cohort.steps_that_fit(free, limit)
+        if cohort.count * grouped.most_blocks(limit) <= free:
+            return limit
+        size = min(group.block_tokens for group in grouped.layout.groups)
+        return min(limit, free // (cohort.count * self._each_step) * size)
 
     def _is_head_blocked(self) -> bool:
         """Had the waiting queue been asked, no request would have been admitted."""
@@ -690,14 +719,15 @@ class VllmScheduler(LookingScheduler):
                 batch.run_on.shape.decode_count, left
             )
         cohort, blocks_free = self._cohort, self.pool.blocks_free
-        if cohort.count * left > blocks_free and cohort.steps_that_fit(blocks_free, left) < left:
+        each = left * self._each_step
+        if cohort.count * each > blocks_free and self._steps_that_fit(left) < left:
             return False
         if not self._queue.count or self._is_full():
             return True
         budget = self._budget - cohort.count
         if budget == 0:
             return True
-        if self.settings.skip_blocked or self.block_pool is not None:
+        if self.settings.skip_blocked or self.block_pool is not None or self._grouped is not None:
             return False
         return self._fit(self._queue.head(), NO_HIT, budget) == 0
 

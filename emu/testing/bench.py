@@ -17,11 +17,12 @@ from typing import ClassVar, Final, Generic, TypeVar, cast, overload
 import msgspec
 
 from emu.config.schema import OwnSchedulerTable
-from emu.kernel.clock import AGAIN, NEVER, Kernel, Lock
+from emu.kernel.clock import AGAIN, NEVER, Kernel
+from emu.kernel.lock import Lock
 from emu.latency.base import LatencyBackend
 from emu.network.grids import Grid
+from emu.process import compiled
 from emu.process.prepared import prepared
-from emu.process.version import build
 from emu.replica.actions import Action, End, Move
 from emu.replica.events import Cancelled, Event, Submitted
 from emu.replica.flight.base import Sort
@@ -77,7 +78,7 @@ def own_scheduler(
 
 def _refuse_compiled() -> None:
     """A compiled replica takes no scheduler that is none."""
-    if build() == "compiled":
+    if compiled.build().compiled:
         problem = "FakeScheduler needs the pure Python build; give the Bench a scheduler"
         raise TypeError(problem)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from emu.latency.ends import Ends
     from emu.replica.ports import BatchSink, StepSink
-    from emu.replica.relay_board import SplitBatch
+    from emu.replica.split_batch import SplitBatch
     from emu.scheduling.base import RunOn
 
 STEP_NS: Final = 1_000

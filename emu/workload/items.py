@@ -329,11 +329,10 @@ def prefix_of(item: Line | Turn) -> Prefix | None:
     """
     if not (item.tok_id_ranges or item.input_tok_ids):
         return Prefix(None, tuple(item.hash_ids), item.hash_block_toks) if item.hash_ids else None
+    if item.tok_id_ranges:
+        return Prefix(ranges=item.tok_id_ranges)
     import numpy as np
 
-    if item.tok_id_ranges:
-        runs = [np.arange(first, first + n, dtype=np.int64) for first, n in item.tok_id_ranges]
-        return Prefix(runs[0] if len(runs) == 1 else np.concatenate(runs))
     ids = item.input_tok_ids or []
     if item.output_tok_ids:
         ids = ids + item.output_tok_ids

@@ -45,12 +45,16 @@ class Session(msgspec.Struct):
     """By turn, its arrival as far as it is known."""
     in_flight: int = 0
     """Sub-requests that have arrived and not ended."""
+    latest: Prefix | None = None
+    """Of the turn that was released last, if its ids are ranges."""
 
     def release(self, index: int, arrival_ns: int) -> Request:
         """The request of the turn at `index`, which arrives at `arrival_ns`."""
         turn = self.turns[index]
         prefix = self.prefixes[index] or prefix_of(turn)
         self.prefixes[index] = None
+        if prefix is not None and prefix.ranges is not None:
+            prefix.before, self.latest = self.latest, prefix
         request_id = self.first_request_id + index
         request = make_request(turn, self.labels, request_id, arrival_ns, self.model, prefix)
         request.sub_request_index = index

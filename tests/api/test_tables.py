@@ -121,14 +121,12 @@ def test_runs_in_memory_are_compared_and_drawn(tmp_path: Path) -> None:
 
 
 def test_runs_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
-    """Lists of runs, and what is neither a result nor a directory."""
+    """Lists without a name, and what is neither a result nor a directory."""
     result = emu.run({"workload": {"synthetic": {"requests": 5}}}, output=tmp_path / "a")
     wrong: list[tuple[Any, str]] = [
-        (
-            {"a": [result, result], "b": result},
-            "runs: a: expected a result or a directory, got a list",
-        ),
-        ([result, result], "runs: expected a result or a directory, got a list"),
+        ({"a": [], "b": result}, "runs: a: a list of runs needs a name and a run"),
+        ([result, result], "runs: a list of runs needs a name and a run"),
+        ({"a": [3]}, "runs: a: expected a result or a directory, got a value of type int"),
         ({"a": 3}, "runs: a: expected a result or a directory, got a value of type int"),
         ({3: result}, "runs: expected names that are texts, got 3"),
         (None, "runs: expected a result or a directory, got a value of type NoneType"),
@@ -150,3 +148,17 @@ def test_a_cell_of_a_notebook_shows_the_line_of_an_error() -> None:
         shown = error._render_traceback_()
     assert shown[0].startswith("Traceback")
     assert shown[-1].endswith("InvariantViolation: the books are not zero")
+
+
+def test_a_frame_has_the_time_between_batches_and_the_ratio_of_lengths() -> None:
+    """A cache of few blocks preempts; the others are in a batch all the time."""
+    tight = {**TABLES, "replicas": [{}], "scheduler": {"num_blocks": 60, "max_num_seqs": 16}}
+    tight["model"] = {"max_model_tokens": 900}
+    requests = [{"arrival_s": 0.0, "prompt_tokens": 100, "output_tokens": 50} for _ in range(40)]
+    del tight["workload"]
+    table = emu.frame({"tight": emu.run(tight, workload=requests, keep=False)})
+    assert (table["pd_ratio"] == 2.0).all()
+    stopped = table["preemptions"] > 0
+    assert stopped.any() and not stopped.all()
+    assert (table["preempted_ms"][stopped] > 1.0).all()
+    assert (abs(table["preempted_ms"][~stopped]) < 1e-6).all()

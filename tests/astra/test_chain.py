@@ -10,6 +10,7 @@ from emu.backends.astra.iteration import run_once
 from emu.backends.astra.memories import Memories, Memory
 from emu.backends.astra.rows import Placement
 from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.moe_gate import GateShape, make_gate
 from emu.network.dimensions import NetworkDim
 from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, QWEN, generator
@@ -35,10 +36,13 @@ def drawn_shape(rng):
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_chain_ends_when_the_executor_says(seed):
+@pytest.mark.parametrize("model", [LLAMA, QWEN], ids=["dense", "experts"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_chain_ends_when_the_executor_says(seed, model):
     rng = np.random.default_rng(seed)
-    ranks = int(rng.choice([1, 2, 3, 4, 8]))
+    ranks = int(rng.choice([1, 2, 3, 4, 8] if model is LLAMA else [1, 2, 4, 8]))
+    parallel = bool(model.experts and ranks > 1 and rng.integers(3))
+    experts = {"expert": ranks, "local_experts": ranks} if parallel else {}
     dims = (
         NetworkDim(
             npus=ranks,
@@ -62,7 +66,11 @@ def test_a_chain_ends_when_the_executor_says(seed):
         ),
         local=Memory(memory_type="PER_NPU_MEMORY_EXPANSION", gbytes_per_s=1597),
     )
-    made = generator(LLAMA, tensor=ranks)
+    made = generator(model, tensor=ranks, **experts)
+    gate = str(rng.choice(["balanced", "random", "skewed"]))
+    made.times.expert_ns = lambda tokens, used, batch: 37 * tokens + 11 * used + batch
+    if parallel:
+        made.gate = make_gate(gate, GateShape(model.experts, 8, ranks=ranks))
     backend = AstraBackend(made, network, memories)
     for _ in range(4):
         shape = drawn_shape(rng)
@@ -79,7 +87,7 @@ def test_what_is_no_chain_is_executed():
     fits = [
         Chain.fits(generator(LLAMA, tensor=2), network),
         Chain.fits(generator(LLAMA, tensor=1, pipeline=2), network),
-        Chain.fits(generator(QWEN, tensor=2), network),
+        Chain.fits(generator(QWEN, tensor=2, expert=4, local_experts=2), network),
         Chain.fits(
             generator(LLAMA, placement=Placement(default=Place(Location.REMOTE, 0))), network
         ),

@@ -8,7 +8,8 @@ import pytest
 
 from emu.autoscale.kv_reject import HOLDER, KvRejecter, Use, hot_replicas
 from emu.config.schema import KvRejectTable
-from emu.kernel.clock import PARK, Lock
+from emu.kernel.clock import PARK
+from emu.kernel.lock import Lock
 from emu.replica.states import ReplicaState as S
 
 pytestmark = pytest.mark.doubles

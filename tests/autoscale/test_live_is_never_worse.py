@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import PRIORITY_NETWORK
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.replica.events import Commanded
 from emu.replica.states import ReplicaState as S
 from tests.csvfile import csv_rows

@@ -17,8 +17,8 @@ from emu.replica.events import KvDelivered
 from emu.replica.flight.layered import Layered
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask
 from emu.replica.live_scaling import layered_of
-from emu.replica.relay_board import SplitBatch
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState
 from emu.request import Request
 from tests.made import takes_the_place_of_compiled_code

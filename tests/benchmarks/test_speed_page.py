@@ -1,4 +1,4 @@
-"""docs/speed-details.md says what docs/figures/speed.json holds, and a mistake in a file of peers is told."""
+"""docs/lab/speed-details.md says what docs/figures/speed.json holds, and a mistake in a file of peers is told."""
 
 from __future__ import annotations
 

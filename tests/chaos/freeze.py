@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import draw_world
+from emu.apps.chaos.worlds.world import draw_world
 from emu.config.load import load_config
 from emu.errors import EmuError
 from emu.runs.runner import adjust, execute

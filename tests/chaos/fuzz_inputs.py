@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 from emu.config.load import load_config
 from emu.config.names import toml_text
 from emu.config.schema import WorkloadTable

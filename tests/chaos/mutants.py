@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "a leap goes on over a straggler's beginning",
-        "emu/replica/inbound.py",
+        "emu/replica/orders.py",
         "    replica.pace.slow_down(event.factor)\n    replica.look = LOOK\n",
         "    replica.pace.slow_down(event.factor)\n",
     ),
@@ -269,7 +269,7 @@ def run_mutant(job: tuple[int, int]) -> tuple[str, bool, str, float]:
         script = (
             "import sys\n"
             "from emu.apps.chaos.trial import run_world\n"
-            "from emu.apps.chaos.worlds import draw_world\n"
+            "from emu.apps.chaos.worlds.world import draw_world\n"
             "for seed in range(int(sys.argv[1])):\n"
             "    verdict = run_world(draw_world(seed), seed, every=20)\n"
             "    if verdict.problems:\n"

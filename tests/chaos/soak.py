@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from emu.apps.chaos.draws import draw_train, ground_of
 from emu.apps.chaos.invariants import validate_world
 from emu.apps.chaos.trial import Checker
+from emu.apps.chaos.worlds.faults import draw_train, ground_of
 from emu.cluster.audit import leaks
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.apps.chaos.checker import Judge
+from emu.apps.chaos.judge import Judge
 from emu.apps.chaos.trial import Checker, Verdict, run_world
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD, Kernel
+from emu.kernel.clock import AT_DUE, Kernel
 from emu.kernel.life import completed
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from emu.apps.chaos.trial import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, schema_keys
-from emu.apps.chaos.worlds import draw_world
+from emu.apps.chaos.not_drawn import NOT_DRAWN
+from emu.apps.chaos.schema_keys import keys_of, schema_keys
+from emu.apps.chaos.strikes import STRIKES, Place, fault_parts
+from emu.apps.chaos.worlds.world import draw_world
 from emu.config.faultkinds import FAULT_KINDS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emu.apps.chaos.campaign import chaos_command
+from emu.apps.chaos.command import chaos_command
 from emu.errors import InputError
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from emu.apps.chaos import minimize, trial
-from emu.apps.chaos.campaign import Asked, chaos_command, jobs_of, read_world, world_of
+from emu.apps.chaos.campaign import world_of
+from emu.apps.chaos.command import Asked, chaos_command, jobs_of, read_world
 from emu.apps.chaos.minimize import Shrinking, shrink
 from emu.apps.chaos.telling import Blame, Owner, blame_of, broken_rules
 from emu.apps.chaos.trial import Verdict, run_world
+from emu.apps.chaos.truth.judges import Written
+from emu.apps.chaos.truth.tape import Tape
 from emu.errors import InputError
 
 CLUSTER = """
@@ -61,9 +64,11 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second model finds something in every run of at least three requests."""
     real = trial.truth_of
 
-    def planted_truth(config: Any, plan: Any, records: Any, rows: Any, summary: Any) -> list[str]:
-        found = real(config, plan, records, rows, summary)
-        return ["T4: planted is wrong", *found] if len(rows) >= 3 else found
+    def planted_truth(config: Any, plan: Any, records: Any, written: Written) -> Tape:
+        found = real(config, plan, records, written)
+        if len(written.rows) >= 3:
+            found.problems.insert(0, "T4: planted is wrong")
+        return found
 
     monkeypatch.setattr(trial, "truth_of", planted_truth)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from emu.apps.chaos.checker import Judge, PlanWatch
+from emu.apps.chaos.judge import Judge
+from emu.apps.chaos.plan_watch import PlanWatch
 from emu.config.schema import AutoscaleTable, BlitzTable, HpaTable
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from emu.apps.chaos.trial import Verdict, run_world
-from emu.apps.chaos.worlds import World
+from emu.apps.chaos.worlds.world import World
 from tests.cluster.helpers import LINEAR
 
 DECODES = (1, 2)

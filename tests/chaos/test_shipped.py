@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.chaos.campaign import (
-    Asked,
-    campaign,
-    chaos_command,
-    jobs_of,
-    read_world,
-    world_of,
-    write_world,
-)
+from emu.apps.chaos.campaign import campaign, world_of, write_world
+from emu.apps.chaos.command import Asked, chaos_command, jobs_of, read_world
 from emu.config.load import config_from_dict
 from emu.errors import InputError
 

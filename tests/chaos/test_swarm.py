@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from emu.apps.chaos import campaign as campaigns
-from emu.apps.chaos.campaign import Job, campaign, read_world, run_job
+from emu.apps.chaos import command as commands
+from emu.apps.chaos import truth
+from emu.apps.chaos.campaign import Job, campaign, run_job
+from emu.apps.chaos.command import read_world
+from emu.apps.chaos.strikes import STRIKES
 from emu.apps.chaos.totals import CHANGES, Totals
-from emu.apps.chaos.trial import STRIKES, Verdict, run_world
-from emu.apps.chaos.worlds import draw_world
+from emu.apps.chaos.trial import Verdict, run_world
+from emu.apps.chaos.truth.rules import RULES
+from emu.apps.chaos.worlds.world import draw_world
 from emu.config.faultkinds import FAULT_KINDS
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
@@ -74,11 +80,16 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every kind of fault so often, or exit 3; a change that was never seen is a finding."""
-    totals = Totals(seeds=10, faults=dict.fromkeys(FAULT_KINDS, 100), ends={"completed": 10})
-    monkeypatch.setattr(campaigns, "campaign", lambda *_, **__: totals)
+    totals = Totals(
+        seeds=10,
+        faults=dict.fromkeys(FAULT_KINDS, 100),
+        judged=dict.fromkeys(RULES, 100),
+        ends={"completed": 10},
+    )
+    monkeypatch.setattr(commands, "campaign", lambda *_, **__: totals)
 
     def exit_status() -> int:
-        return campaigns.chaos_command(
+        return commands.chaos_command(
             None,
             seeds="0:10",
             faults=None,
@@ -97,6 +108,27 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
     totals.faults["drain_expired"] = 99
     assert exit_status() == 3
     assert "struck less than 100 times: drain_expired (99)" in capsys.readouterr().out
+
+
+def test_a_rule_that_judged_nothing_fails_a_campaign(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three hundred drawn worlds in which a rule was never asked prove nothing about it."""
+    totals = Totals(seeds=300, judged={**dict.fromkeys(RULES, 5), "front": 0})
+    monkeypatch.setattr(commands, "campaign", lambda *_, **__: totals)
+    told = {"seeds": "0:300", "faults": None, "corpus": None, "every": 40, "processes": 1}
+    exit_status = commands.chaos_command(None, keep=Path("unused"), quiet=False, **told)
+    assert exit_status == 3
+    assert "front (0): what was preempted goes on first" in capsys.readouterr().out
+    totals.judged["front"] = 1
+    assert commands.chaos_command(None, keep=Path("unused"), quiet=True, **told) == 0
+
+
+def test_every_rule_is_counted_somewhere_and_every_count_is_a_rule() -> None:
+    """A misspelled name would count beside the table."""
+    sources = "".join(path.read_text() for path in Path(truth.__path__[0]).glob("*.py"))
+    counted = re.findall(r'\.count\("(\w+)"\)|rule = "(\w+)"', sources)
+    assert {one or other for one, other in counted} == set(RULES)
 
 
 def test_without_a_terminal_a_campaign_says_where_it_stands(

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import emu.apps.chaos.trial as trial
-from emu.apps.chaos.trial import truth_of
-from emu.apps.chaos.truth.transfers import Fluid, Stream
-from emu.apps.chaos.worlds import World
+from emu.apps.chaos.truth.judges import Written, truth_of
+from emu.apps.chaos.truth.links import Fluid, Stream
+from emu.apps.chaos.truth.tape import Tape
+from emu.apps.chaos.worlds.world import World
 
 Records = list[dict[str, Any]]
-Judged = tuple[Any, Any, Records, Any]
-"""Configuration, plan, records; rows and summary."""
+Judged = tuple[Any, Any, Records, Written]
+"""Configuration, plan, records; what went in and came out."""
 LINES = [
     {"arrival_time_ns": 20_000_000 * i, "input_toks": 100 + 40 * i, "output_toks": 12}
     for i in range(6)
@@ -84,9 +85,9 @@ def grouped() -> Judged:
 def _judged(tables: dict[str, Any], lines: list[dict[str, Any]]) -> Judged:
     found: list[Judged] = []
 
-    def grab(config: Any, plan: Any, records: Records, *rest: Any) -> list[str]:
-        found.append((config, plan, records, rest))
-        return truth_of(config, plan, records, *rest)
+    def grab(config: Any, plan: Any, records: Records, written: Written) -> Tape:
+        found.append((config, plan, records, written))
+        return truth_of(config, plan, records, written)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "truth_of", grab)
@@ -206,17 +207,18 @@ def test_arithmetic_that_is_changed_is_found(grouped: Judged, name: str) -> None
 
 
 def _find_figure(run: Judged, table: str, name: str) -> None:
-    config, plan, records, (rows, summary) = run
-    changed = {**summary, table: {**summary[table], name: summary[table][name] * 1.05}}
-    found = truth_of(config, plan, records, rows, changed)
-    assert any(line.startswith(f"T4: {table}.{name}") for line in found)
+    config, plan, records, written = run
+    table_said = written.summary[table]
+    changed = {**written.summary, table: {**table_said, name: table_said[name] * 1.05}}
+    found = truth_of(config, plan, records, written._replace(summary=changed))
+    assert any(line.startswith(f"T4: {table}.{name}") for line in found.problems)
 
 
 def _find(run: Judged, change: Callable[[Records], None], finding: str) -> None:
     config, plan, records, _ = run
     changed = copy.deepcopy(records)
     change(changed)
-    assert any(line.startswith(finding) for line in truth_of(config, plan, changed))
+    assert any(line.startswith(finding) for line in truth_of(config, plan, changed).problems)
 
 
 LONG: dict[str, Any] = {
@@ -239,12 +241,12 @@ LONG_LINES = [
 def test_percentiles_of_many_gaps_are_held_to_their_stated_error() -> None:
     """Beyond 100,000 gaps: mean, deviation and maximum to the last digit, percentiles in 2^-11."""
     judged = _judged(LONG, LONG_LINES)
-    _, _, _, (_, summary) = judged
-    assert summary["itl_samples"] > 100_000
+    _, _, _, written = judged
+    assert written.summary["itl_samples"] > 100_000
     for name, factor in (("p90", 1.001), ("std", 1.00001), ("mean", 1.00001), ("max", 1.00001)):
-        config, plan, records, (rows, said) = copy.deepcopy(judged)
-        said[f"{name}_itl_ms"] *= factor
-        problems = truth_of(config, plan, records, rows, said)
+        config, plan, records, _ = copy.deepcopy(judged)
+        said = {**written.summary, f"{name}_itl_ms": written.summary[f"{name}_itl_ms"] * factor}
+        problems = truth_of(config, plan, records, written._replace(summary=said)).problems
         assert len(problems) == 1
         assert problems[0].startswith(f"T4: {name}_itl_ms is ")
 
@@ -262,3 +264,59 @@ def test_a_hop_that_follows_faster_ones_ends_when_its_own_link_lets_it() -> None
     ends = {stream.transfer: at_ns for at_ns, stream in fluid.advance(10**9)}
     assert ends[0] == 80_000_000
     assert abs(ends[8] - (80_000_000 + 8 * 80_000)) <= 8
+
+
+PATIENT = [
+    {"arrival_time_ns": 0, "input_toks": 100, "output_toks": 12, "tenant": "a"},
+    {"arrival_time_ns": 0, "input_toks": 90, "output_toks": 40, "cancel_after_ns": 50_000_000},
+    {
+        "session_id": "s",
+        "arrival_time_ns": 5_000_000,
+        "sub_requests": [
+            {"input_toks": 20, "output_toks": 3, "tool_duration_ns": 7_000_000},
+            {"input_toks": 30, "output_toks": 4},
+        ],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def asked() -> Judged:
+    """A run with a client that leaves, and a session of two turns."""
+    return _judged({**LONG, "seed": 2}, PATIENT)
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "value"),
+    [
+        (0, "prompt_toks", "101"),
+        (0, "decode_toks", "11"),
+        (0, "tenant", "b"),
+        (0, "arrival_ns", "1"),
+        (3, "arrival_ns", "1"),
+        (1, "reason", "overloaded"),
+    ],
+)
+def test_a_row_that_is_not_what_its_caller_asked_for_is_found(
+    asked: Judged, row: int, name: str, value: str
+) -> None:
+    """Lengths, tenants, arrivals, pauses of sessions: held against the lines of the workload."""
+    config, plan, records, written = asked
+    rows = [dict(one) for one in written.rows]
+    rows[row][name] = value
+    if name == "reason":  # it goes on although its client left
+        rows[row] |= {"status": "completed", "decode_toks": "40"}
+        late = [dict(record) for record in records]
+        end = next(one for one in late if one["event"] == "ended" and one["row"] == row)
+        end["at_ns"] += 900_000_000
+        records = late
+    found = truth_of(config, plan, records, written._replace(rows=rows)).problems
+    assert any(line.startswith("T7: ") for line in found)
+
+
+def test_a_caller_without_a_row_is_found(asked: Judged) -> None:
+    """What a run loses has no row that could be wrong."""
+    config, plan, records, written = asked
+    lines = [*written.lines, {"arrival_time_ns": 0, "input_toks": 5, "output_toks": 5}]
+    found = truth_of(config, plan, records, written._replace(lines=lines)).problems
+    assert "T7: request 4 of the workload has no row" in found

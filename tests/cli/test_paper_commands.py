@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -18,12 +19,14 @@ import pytest
 
 from emu.cli import main
 from emu.errors import InputError, RunError
+from emu.process.version import revision
 from emu.report.figures import write_figure
 from emu.report.intervals import Mean, mean_of
 from emu.report.what_ran import flat_settings
 from emu.runs.again import rerun_command, run_again
 from emu.runs.bundle import bundle
 from tests.cli.helpers import SMALL
+from tests.emptied import commands_of, empty_environment, given, unpacked
 from tests.report.fabricate import fabricate
 
 
@@ -64,7 +67,7 @@ def test_what_differs_is_told_with_its_reason() -> None:
     (directory / "run.json").write_text(json.dumps(content))
     Path("t.csv").write_text("arrival_s,input_toks,output_toks\n0.0,100,4\n")
     with pytest.raises(RunError) as raised:
-        rerun_command(directory, None, quiet=True)
+        rerun_command([directory], None, quiet=True)
     text = str(raised.value)
     assert "\n  requests.csv: " in text
     assert "because emu: 0.0.9 then" in text
@@ -95,7 +98,6 @@ def test_a_bundle_is_enough_to_run_again() -> None:
     Path("t.csv").unlink()
     with tarfile.open("x.tar.gz") as archive:
         archive.extractall("out", filter="data")
-    assert "emu rerun runs/NAME" in Path("out/x/README.md").read_text()
     for name in ("a", "b"):
         assert run_again(Path("out/x/runs") / name).different == []
 
@@ -139,18 +141,17 @@ def with_class(place: Path, policy: str) -> Path:
     """A run with a router of its own, which has a helper; its code leaves a mark when it runs."""
     (place / "mine.py").write_text(MINE.format(mark=str(place / "ran")))
     (place / "helper.py").write_text(HELPER)
-    given = ("replicas.0.count=2", f"router.policy={policy}", "workload.path=t.csv")
-    words = ("run", "c.toml", "-q", "--no-report", "-o", "runs/own", "--set", *given)
+    keys = ("replicas.0.count=2", f"router.policy={policy}", "workload.path=t.csv")
+    words = ("run", "c.toml", "-q", "--no-report", "-o", "runs/own", "--set", *keys)
     done = emu(*words, home=place, cwd=place)
     assert done.returncode == 0, done.stderr
     (place / "ran").unlink()
     return Path("runs/own")
 
 
-@pytest.mark.parametrize("policy", ["./mine.py:R", "mine:R", "load"])
-def test_a_bundle_is_run_again_elsewhere(place: Path, policy: str, tmp_path: Path) -> None:
+def test_a_bundle_with_a_module_is_run_again_elsewhere(place: Path, tmp_path: Path) -> None:
     """In another directory, with another home, when nothing is left of where it was made."""
-    directory = with_class(place, policy) if policy != "load" else run("runs/own")
+    directory = with_class(place, "mine:R")
     assert main(["bundle", str(directory), "-o", "x.tar.gz", "-q"]) == 0
     away = tmp_path / "away"
     with tarfile.open("x.tar.gz") as archive:
@@ -158,12 +159,12 @@ def test_a_bundle_is_run_again_elsewhere(place: Path, policy: str, tmp_path: Pat
     for name in ("mine.py", "helper.py", "t.csv", "c.toml"):
         (place / name).unlink(missing_ok=True)
     shutil.rmtree("runs")
-    words = ["rerun", str(away / "x/runs/own"), *(["--plugins"] if policy != "load" else [])]
+    words = ["rerun", str(away / "x/runs/own"), "--plugins"]
     done = emu(*words, home=tmp_path / "other", cwd=away)
     assert done.returncode == 0, done.stderr
     assert "identical (requests.csv, summary.json" in done.stdout
     assert "although" not in done.stdout
-    assert (place / "ran").exists() is (policy != "load")
+    assert (place / "ran").exists()
 
 
 @pytest.mark.parametrize("policy", ["./mine.py:R", "mine:R"])
@@ -225,11 +226,11 @@ def test_a_run_tells_no_home_directory(place: Path, tmp_path: Path) -> None:
     for name in ("c.toml", "t.csv"):
         (home / name).write_text((place / name).read_text())
     (home / "lib" / "mine.py").write_text("class R:\n    def choose(self, r, s): return 0\n")
-    given = [f"workload.path={home}/t.csv", f"router.policy={home}/lib/mine.py:R"]
-    given.append("output.report=true")
+    keys = [f"workload.path={home}/t.csv", f"router.policy={home}/lib/mine.py:R"]
+    keys.append("output.report=true")
     for out in (f"{home}/runs/a", str(tmp_path / "elsewhere"), "here"):
         done = emu(
-            *("run", f"{home}/c.toml", "-q", "-o", out, "--set", *given),
+            *("run", f"{home}/c.toml", "-q", "-o", out, "--set", *keys),
             home=home,
             cwd=home / "work",
         )
@@ -244,17 +245,67 @@ def test_a_run_tells_no_home_directory(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_bundle_tells_how_its_revision_is_built() -> None:
+def test_a_bundle_of_another_revision_tells_how_that_is_built(tmp_path: Path) -> None:
     directory = run("runs/a")
-    bundle([directory], Path("x.tar.gz"))
-    with tarfile.open("x.tar.gz") as archive:
-        member = archive.extractfile("x/README.md")
-        assert member is not None
-        text = member.read().decode()
-    versions = json.loads((directory / "run.json").read_text())["versions"]
-    assert f"- `runs/a`: emu {versions['emu']}, revision {versions['revision']}, Python" in text
-    assert "git checkout REVISION\n    python -m pip install .\n" in text
-    assert "emu-llm" not in text  # no index has it
+    content = json.loads((directory / "run.json").read_text())
+    content["versions"]["revision"] = "0123456789ab"
+    (directory / "run.json").write_text(json.dumps(content))
+    names = bundle([directory], Path("x.tar.gz"))
+    assert not any(name.endswith(".whl") for name in names)
+    text = (unpacked(Path("x.tar.gz"), tmp_path / "away") / "README.md").read_text()
+    assert "git checkout 0123456789ab && python -m pip install . numpy==" in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_the_commands_of_a_bundle_run_it_again_in_an_empty_environment(tmp_path: Path) -> None:
+    """Its README's two commands, in an empty directory; tests/study does it with own classes."""
+    bundle([run("runs/own")], Path("x.tar.gz"))
+    away = unpacked(Path("x.tar.gz"), tmp_path / "away")
+    shutil.rmtree("runs")
+    commands = commands_of(away / "README.md")
+    assert commands[0].startswith("python -m pip install ./emu_llm-") and "numpy==" in commands[0]
+    assert commands[1:] == ["emu rerun runs/*"]
+    done = given([*commands, "emu --version"], away, empty_environment(tmp_path / "env"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "runs/own: identical (requests.csv, summary.json" in done.stdout
+    assert "although" not in done.stdout and f"revision {revision()}," in done.stdout
+
+
+@pytest.mark.slow
+def test_a_bundle_tells_nothing_of_where_it_was_made(place: Path, tmp_path: Path) -> None:
+    """Neither in run.json nor on the page, however absolute the names were that were given."""
+    (place / "mine.py").write_text("class R:\n    def choose(self, r, s): return 0\n")
+    keys = [f"workload.path={place}/t.csv", f"router.policy={place}/mine.py:R"]
+    words = ["run", f"{place}/c.toml", "-q", "-o", f"{place}/runs/a", "--set", *keys]
+    done = emu(*words, "output.report=true", home=tmp_path / "other", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    bundle([place / "runs/a"], Path("x.tar.gz"))
+    first = Path("x.tar.gz").read_bytes()
+    bundle([place / "runs/a"], Path("x.tar.gz"))
+    assert Path("x.tar.gz").read_bytes() == first
+    away = unpacked(Path("x.tar.gz"), tmp_path / "away")
+    content = json.loads((away / "runs/a/run.json").read_text())
+    assert content["config_file"] == "c.toml"
+    assert content["command"].startswith("emu run c.toml")
+    assert content["overrides"][0].startswith("workload.path=inputs/")
+    assert (away / content["config"]["workload"]["path"]).is_file()
+    for path in away.rglob("*"):
+        if path.is_file() and path.suffix != ".whl":
+            data = path.read_bytes()
+            data = gzip.decompress(data) if path.suffix == ".gz" else data
+            for where in (str(place), "emu-bundle-", str(Path.home())):
+                assert where.encode() not in data, (path, where)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_class_without_a_file_is_not_packed() -> None:
+    directory = run("runs/a")
+    content = json.loads((directory / "run.json").read_text())
+    content["config"]["router"]["policy"] = "__main__:Mine"
+    (directory / "run.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="__main__:Mine stands in no file"):
+        bundle([directory], Path("x.tar.gz"))
 
 
 def deep() -> dict[str, Any]:

@@ -313,3 +313,52 @@ def test_leaping_and_stepping_agree_with_roles_commands_and_cancellations(tmp_pa
     for name in ("requests.csv", "summary.json", "timeseries.csv", "transitions.csv"):
         one, other = (tmp_path / str(leap) / name for leap in (True, False))
         assert one.read_bytes() == other.read_bytes(), name
+
+
+def test_a_client_that_leaves_during_its_prompt_is_not_decoded_for(tmp_path: Path) -> None:
+    """Requests of the queue of all replicas are held by the replica that reads their prompt."""
+    line = {"arrival_time_ns": 0, "input_toks": 1000, "output_toks": 50}
+    path = workload(tmp_path / "w.jsonl", [{**line, "cancel_after_ns": 1_000_000}])
+    tables = two_machines(1, 1) | {"scheduler": {"policy": "fcfs"}}
+    run_config(tmp_path / "out", **tables, workload={"path": path})
+    (row,) = rows_of(tmp_path / "out")
+    assert (row["status"], row["reason"]) == ("cancelled", "client_left")
+    assert int(row["decode_toks"]) <= 1
+
+
+def test_a_client_that_leaves_while_its_request_moves_is_heard(tmp_path: Path) -> None:
+    """Decode replicas have an outbound queue of their own, in which a live move is not found."""
+    line = {"arrival_time_ns": 0, "input_toks": 50, "output_toks": 500}
+    other = {"arrival_time_ns": 0, "input_toks": 5000, "output_toks": 500}
+    path = workload(tmp_path / "w.jsonl", [{**line, "cancel_after_ns": 800_000_000}, other])
+    # The first copy is there by then; the last one, for which the request stops, hangs.
+    hang = {"at_s": 0.602, "kind": "transfer_hang", "probability": 1.0, "duration_s": 5.0}
+    run_config(
+        tmp_path / "out",
+        **two_machines(1, 2),
+        migration={"drain": True},
+        recovery={"transfer_timeout_ms": 1000.0},
+        workload={"path": path},
+        faults=[hang],
+        commands=[{"at_s": 0.6, "replica": 1, "command": "deactivate"}],
+    )
+    row, _ = rows_of(tmp_path / "out")
+    assert (row["status"], row["reason"]) == ("cancelled", "client_left")
+
+
+def test_a_client_that_tries_again_is_as_patient_as_before(tmp_path: Path) -> None:
+    lines = [
+        {"arrival_time_ns": 0, "input_toks": 10, "output_toks": 2},
+        {
+            "arrival_time_ns": 0,
+            "input_toks": 10,
+            "output_toks": 500,
+            "cancel_after_ns": 300_000_000,
+        },
+    ]
+    path = workload(tmp_path / "w.jsonl", lines)
+    tables = two_machines(1, 1) | {"router": {"policy": "load", "max_outstanding": 1}}
+    run_config(tmp_path / "out", **tables, workload={"path": path}, recovery={"client_retries": 1})
+    first, last = rows_of(tmp_path / "out")[1:]
+    assert [first["status"], last["status"]] == ["rejected", "cancelled"]
+    assert 700_000_000 < int(last["last_token_ns"]) < 820_000_000  # with its iteration

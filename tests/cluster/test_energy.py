@@ -148,6 +148,22 @@ def test_loads_of_experts_are_written(tmp_path: Path, gate: str) -> None:
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-4)
 
 
+def test_loads_of_experts_are_written_without_a_profile(tmp_path: Path) -> None:
+    """The roofline knows where a gate sends tokens, too."""
+    tables: dict[str, Any] = {
+        "nodes": [{"gpus": 2, "gpu": "H100-SXM5-80GB"}],
+        "model": {"name": "mistralai/Mixtral-8x7B-v0.1"},
+        "replicas": [{"tensor_parallel": 2, "expert_parallel": 2}],
+        "latency": {"expert_routing": "skewed"},
+        "workload": {"path": workload(tmp_path / "w.jsonl", [ask(0, 100, 3), ask(1, 100, 3)])},
+    }
+    run_config(tmp_path / "run", **tables)
+    rows = rows_of(tmp_path / "run", "experts.csv")
+    # 2 experts of each of 200 prompt tokens and 2 x 2 output tokens behind the first.
+    assert len(rows) == 8 and sum(int(row["tokens"]) for row in rows) == 2 * (200 + 4)
+    assert max(int(row["tokens"]) for row in rows) > 2 * min(int(row["tokens"]) for row in rows)
+
+
 def test_cost_is_the_gpu_time_at_each_machines_price(tmp_path: Path) -> None:
     tables: dict[str, Any] = {
         "nodes": [{"gpus": 2, "hourly_price": 3.6}, {"gpus": 2, "hourly_price": 36.0}],

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 
 EXAMPLES = 2_000 if os.environ.get("EMU_SOAK") else 200
 

@@ -15,7 +15,7 @@ import emu
 from emu.cluster.cluster import Cluster
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
-from emu.kernel.clock import PRIORITY_CONTROL, PRIORITY_WORLD
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.replica.view import ReplicaHandle, View
 from emu.runs.runner import prepare
 from tests.policy.test_leaps_do_not_show import WORLDS, world

@@ -59,7 +59,7 @@ BAD: list[tuple[str, str, str]] = [
     ("unknown_dotted", "workload.synthetic.request = 3", ":1: workload.synthetic.request: unknown key; did you mean requests?"),
     ("override_key", "[[replicas]]\nscheduler = { max_num_seq = 3 }", ":2: replicas.0.scheduler.max_num_seq: unknown key; did you mean max_num_seqs?"),
     ("override_value", "[[replicas]]\n[replicas.scheduler]\nblock_size = 0", ":3: replicas.0.scheduler.block_size: expected an integer >= 1, got 0"),
-    ("override_policy", "[[replicas]]\nscheduler.policy = 'vlm'", ':2: replicas.0.scheduler.policy: expected one of vllm, sglang, vllm_v0, sarathi, orca, lightllm, faster_transformer, fcfs, package.module:Class; got "vlm"; did you mean vllm?'),
+    ("override_policy", "[[replicas]]\nscheduler.policy = 'vlm'", ':2: replicas.0.scheduler.policy: expected one of vllm, sglang, tensorrt-llm, vllm_v0, sarathi, orca, lightllm, faster_transformer, fcfs, package.module:Class; got "vlm"; did you mean vllm?'),
     ("policy", "[router]\npolicy = 'laod'", ':2: router.policy: expected one of load, round_robin, random, least_outstanding, prefix_aware, lora_affinity, package.module:Class; got "laod"; did you mean load?'),
     ("preset", "[autoscale]\npreset = 'blitz_scale'", ':2: autoscale.preset: expected one of blitzscale, multicast, network, serverlessllm, allcache, distserve_full, distserve_half, hpa; got "blitz_scale"; did you mean blitzscale?'),
     ("no_nodes", "nodes = []", ":1: nodes: expected at least one table, got an empty array"),

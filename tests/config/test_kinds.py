@@ -35,6 +35,7 @@ ELSEWHERE = {
     "hpa": "a preset",
     "vllm": "an engine, and its files",
     "sglang": "an engine",
+    "tensorrt-llm": "an engine",
     "fcfs": "an order of SGLang's queue",
 }
 """Names of kinds that are also words for something else."""

@@ -32,7 +32,7 @@ def test_generated_pages_are_current(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("states.md", "stateDiagram-v2"), ("faults.md", "Every arrival")]
+    ("name", "what"), [("lab/states.md", "stateDiagram-v2"), ("faults.md", "Every arrival")]
 )
 def test_generated_parts_are_current(name: str, what: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")

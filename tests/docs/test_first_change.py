@@ -94,7 +94,7 @@ def test_the_new_router_is_in_every_list(changed: Path) -> None:
     assert 'with `policy = "sticky"`' in page and "`spill_requests`" in page
     code = (
         "from emu.config.load import config_from_dict\n"
-        "from emu.apps.chaos.worlds import draw_world\n"
+        "from emu.apps.chaos.worlds.world import draw_world\n"
         "names = {draw_world(seed).tables['router']['policy'] for seed in range(60)}\n"
         "print(sorted(names))\n"
         "config_from_dict({'router': {'policy': 'stiky'}})\n"

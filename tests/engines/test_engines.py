@@ -52,8 +52,18 @@ def test_the_configuration_knows_the_engines_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ('name = "vlm"', ':4: engine.name: expected one of vllm, sglang, none; got "vlm"; did you'),
-        ('name = "trt"', ':4: engine.name: expected one of vllm, sglang, none; got "trt"'),
+        (
+            'name = "vlm"',
+            ':4: engine.name: expected one of vllm, sglang, tensorrt-llm, none; got "vl',
+        ),
+        (
+            'name = "trt"',
+            ':4: engine.name: expected one of vllm, sglang, tensorrt-llm, none; got "tr',
+        ),
+        (
+            'name = "trtllm"',
+            ':4: engine.name: expected one of vllm, sglang, tensorrt-llm, none; got "trtllm"; did you mean tensorrt-llm?',
+        ),
         (
             'version = "0.12"',
             ':4: engine.version: vllm "0.12" is not modeled; modeled are 0.11, 0.1',
@@ -288,6 +298,7 @@ class ToyMemory(msgspec.Struct, frozen=True):
     """Keeps a gigabyte, and the first three blocks."""
 
     null_blocks: int = 3
+    shares_free: bool = False
 
     def kept(
         self,

@@ -64,7 +64,21 @@ def test_kv_is_what_the_weights_leave() -> None:
     usable = int(one.gpu.reported_gib * (1 << 30) * 0.8)
     kept = one.memory.reserve_bytes
     assert one.memory.num_blocks == (usable - one.memory.weight_bytes_rank - kept) // (128 << 10)
-    assert kept < 300 << 20
+    assert kept == pytest.approx(0.9 * (512 << 20)), "one rank has no communicators"
+
+
+def test_kv_tokens_of_a_published_log() -> None:
+    """Qwen3-235B-A22B-FP8 on four H100: 367,404 tokens (vllm-project/vllm issue 21348)."""
+    tables = {
+        "engine": {"name": "sglang"},
+        "model": {"name": "Qwen/Qwen3-235B-A22B-FP8"},
+        "nodes": [{"gpu": "H100-SXM5-80GB"}],
+        "replicas": [{"tensor_parallel": 4}],
+        "scheduler": {"mem_fraction_static": 0.93},
+    }
+    memory = make_plan(config_from_dict(tables)).replicas[0].memory
+    assert memory.kv_bytes_token_rank == 48_128
+    assert memory.kv_tokens == pytest.approx(367_404, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +115,7 @@ def test_other_programs_name_versions_in_full() -> None:
         ("async_scheduling = 'off'", '"vllm"; "sglang" has disable_overlap_schedule'),
         ("order = 'fair'", '; "sglang" has schedule_policy'),
         ("skip_blocked = true", 'skip_blocked: means nothing with policy = "sglang"'),
+        ("ignore_eos = true", "means nothing with disable_radix_cache = false"),
         ("max_num_seqs = 3", 'it is a key of policy = "vllm"'),
         ("policy = 'vllm'", '"vllm" is the scheduler of engine vllm; sglang has "sglang"'),
     ],

@@ -9,7 +9,8 @@ import pytest
 from emu.faults.census import census, splits
 from emu.faults.recovery import LOADS_MAX
 from emu.replica import events as ev
-from emu.replica.relay_board import Relayed, SplitBatch
+from emu.replica.relay_board import Relayed
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import LOADING, ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.base import Batch

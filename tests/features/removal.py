@@ -59,10 +59,12 @@ def without(name: str, copy: Path) -> None:
 
 def run(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A command of Python in the copy, which sees no other `emu`."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["EMU_COMPILE"] = "0"  # a copy of sources, whatever runs this
     return subprocess.run(
         [sys.executable, *command],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

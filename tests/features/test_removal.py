@@ -14,8 +14,8 @@ CORE = ("tests/features", "tests/config", "tests/test_layers.py")
 
 NAMED_IN_MAX = {
     "speculation": (r"[Ss]peculati", 2),
-    "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 28),
-    "images": (r"\bimages?\b|mm_per_prompt|vision tower", 18),
+    "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 27),
+    "images": (r"\bimages\b|mm_per_prompt|vision tower", 14),
     "skip_prefill": (r"skip_prefill", 4),
     "retention": (r"retain_s", 0),
     "eviction": (r"scheduler\.eviction|own eviction", 1),

@@ -1,4 +1,4 @@
-"""`python -m tests.house [PATH ...]`: figures below `emu/PATH`; places too when a path is given."""
+"""`python -m tests.house [PATH ...]`: figures below `emu/PATH` (`PATH` will do); places too when a path is given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from tests.house.measure import COMPLEXITY_MAX, ROOT, count
 
-paths = sys.argv[1:]
+paths = [path.removeprefix("emu/") for path in sys.argv[1:]]
 for name, places in count(paths or ("",)).items():
     print(f"{name:20} {len(places)}")
     if paths:

@@ -23,8 +23,16 @@ BANNER = re.compile(r"^\s*#\s*[-=#~*]{8,}|^\s*#\s*[-=]{3,} .* [-=]{3,}\s*$")
 
 
 def files(below: Iterable[str] = ("",)) -> list[Path]:
-    """All modules of emu whose path begins with one of the given ones, sorted."""
+    """All modules of emu whose path begins with one of the given ones, sorted.
+
+    Raises:
+        ValueError: No module's path begins with one of them.
+    """
     wanted = tuple(below)
+    names = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")]
+    for start in wanted:
+        if not any(name.startswith(start) for name in names):
+            raise ValueError(f"no module begins with emu/{start}")
     return [
         path
         for path in sorted(ROOT.rglob("*.py"))

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import anyio
 
-from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.life import completed
+from emu.kernel.priorities import PRIORITY_REPLICA
 
 
 class Scripted(Actor):

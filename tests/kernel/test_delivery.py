@@ -8,8 +8,9 @@ import pytest
 
 import emu.world
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import draw_world
-from emu.kernel.clock import AGAIN, AT_DUE, PARK, PRIORITY_WORLD, Kernel
+from emu.apps.chaos.worlds.world import draw_world
+from emu.kernel.clock import AGAIN, AT_DUE, PARK, Kernel
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 from tests.kernel.scripted import Scripted, run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from emu.kernel.clock import Digest
+from emu.kernel.digest import Digest
 
 
 def test_values_added_in_blocks_give_the_digest_of_the_definition() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from emu.apps.chaos.campaign import Job, campaign
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import draw_world
+from emu.apps.chaos.worlds.world import draw_world
 from emu.process import interrupts
 from emu.process.interrupts import held, scratch, sigterm_interrupts
 

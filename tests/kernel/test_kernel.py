@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from emu.errors import Deadlock, LimitReached, Zeno
-from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_WORLD, Actor, Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.life import completed
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 from emu.kernel.wallclock import WallKernel
 from tests.kernel.scripted import Scripted, run

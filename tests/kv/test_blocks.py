@@ -467,3 +467,28 @@ def test_runs_are_found_and_forgotten_as_blocks_one_by_one(seed):
         owners += [(3, None) for _ in reserved]
         assert pool.recount(owners) == [], f"{seed=} {step=}"
     assert hits > 30
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_turn_goes_on_from_the_keys_of_an_earlier_one(data) -> None:
+    """Whatever of its context the two have in common, the keys are those of its tokens."""
+    size = data.draw(st.sampled_from([1, 4, 16]))
+    spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=5)
+    context = data.draw(spans)
+    before = None
+    for _ in range(3):
+        cut = data.draw(st.integers(0, len(context)))
+        ranges = context[:cut] + data.draw(spans)
+        if ranges and data.draw(st.booleans()):
+            first, count = ranges[-1]
+            ranges[-1] = (first, max(1, count - data.draw(st.integers(0, 5))))
+        turn = Prefix(ranges=ranges)
+        turn.before = before
+        ids = [first + i for first, count in ranges for i in range(count)]
+        plain = block_keys(Prefix(np.array(ids, dtype=np.int64)), size, len(ids))
+        assert block_keys(turn, size, len(ids)) == plain
+        assert turn.before is None
+        if ranges:
+            assert turn.token_ids.tolist() == ids
+        before, context = turn, ranges

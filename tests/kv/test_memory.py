@@ -1,11 +1,19 @@
-"""The memory planner against LLMServingSim's capacities."""
+"""The memory planner against LLMServingSim's capacities and Vidur's 288 cases."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from emu.catalogue import lookup_model
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
 from emu.errors import InputError
 from emu.kv.memory import engine_plan, engine_weight_bytes
+from emu.kv.vidur_memory import vidur_plan
 from emu.units import GIB
+
+CASES = Path(__file__).parents[3] / "shared/data/vidur-cases/unit_memory_planner.json"
 
 LLAMA, QWEN, MOE = "Llama-3.1-8B", "Qwen3-32B", "Qwen3-30B-A3B"
 
@@ -80,3 +88,57 @@ def test_no_block_left_is_an_input_error():
         engine_plan(lookup_model(LLAMA), 16, utilization=0.9)
     with pytest.raises(InputError, match="no block fits"):
         engine_plan(lookup_model(LLAMA), 24, reserve_bytes=8 * GIB)
+
+
+def planned(policy: str, margin: float, **keys):
+    scheduler = {"policy": policy, "memory_margin_fraction": margin, **keys}
+    tables = {
+        "model": {"name": "Llama-2-7b", "max_model_tokens": 4096},
+        "nodes": [{"gpu": "A100-SXM4-80GB"}],
+        "replicas": [{}],
+        "scheduler": scheduler,
+        "latency": {"backend": "linear"},
+        "workload": {"synthetic": {"requests": 1}},
+    }
+    return make_plan(config_from_dict(tables), "config").replicas[0]
+
+
+def test_vidurs_planner_gives_blocks_and_cap_of_a_configuration():
+    """2 GiB of KV a request of 4,096 tokens beside 12 GiB of weights: 29 slots, 7,424 blocks."""
+    orca = planned("orca", 0.1, max_tokens=4096)
+    assert (orca.num_blocks, orca.scheduler.batch_size_cap) == (7424, 29)
+    assert planned("orca", 0.1, max_tokens=4096, batch_size_cap=8).scheduler.batch_size_cap == 8
+    sarathi = planned("sarathi", 0.1)
+    assert (sarathi.num_blocks, sarathi.scheduler.batch_size_cap) == (7424, 128)
+    assert planned("sarathi", 0.5).num_blocks < 7424 == planned("sarathi", 0.1).num_blocks
+    with pytest.raises(InputError, match="no request of 4096 tokens fits"):
+        planned("sarathi", 0.85)
+
+
+def test_vidurs_rule_refuses_what_it_does_not_know():
+    with pytest.raises(InputError, match="dense models only"):
+        vidur_plan(lookup_model(MOE), 80)
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not CASES.exists(), reason="needs ../shared/data/vidur-cases")
+def test_vidurs_rule_gives_all_cases():
+    memory_gib = {"a40": 45, "a100": 80, "h100": 80}
+    cases = json.loads(CASES.read_text())["cases"]
+    assert len(cases) == 288
+    for case in cases:
+        arguments = {
+            "tp": case["tensor_parallel"],
+            "pp": case["pipeline_stages"],
+            "max_tokens": case["max_tokens"],
+            "margin": case["memory_margin_fraction"],
+        }
+        spec, gib = lookup_model(case["model"]), memory_gib[case["device"]]
+        if case["num_blocks_bs16"] is None:
+            with pytest.raises(InputError):
+                vidur_plan(spec, gib, **arguments)
+            continue
+        plan, batch = vidur_plan(spec, gib, **arguments)
+        assert plan.weight_bytes_rank == 2 * case["params_per_device"], case
+        assert batch * case["pipeline_stages"] == case["request_slots"], case
+        assert plan.num_blocks == case["num_blocks_bs16"], case

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 from emu.testing import request
 

@@ -12,7 +12,7 @@ from emu.migration import messages as msg
 from emu.migration.messages import Kind
 from emu.migration.outbound import HANDLERS, RETRY_NS, Kv, Outbound, Stage, ignore
 from emu.migration.transfer import MigratingBatch
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 from tests.migration.machines import Pair, Search, kinds, only, outbound, prompts, split_of
 

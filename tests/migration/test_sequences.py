@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from emu.migration.messages import DestinationLost, SplitLost
 from emu.replica.events import Crashed, KvDelivered
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.migration.fakes import FakeWorld, Sent

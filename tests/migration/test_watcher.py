@@ -6,7 +6,7 @@ import pytest
 
 from emu.migration.messages import DestinationLost
 from emu.replica.events import KvDelivered
-from emu.replica.relay_board import SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
 from tests.migration.fakes import FakeWorld

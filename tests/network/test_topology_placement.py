@@ -47,6 +47,35 @@ def test_given_gpus_are_kept_free_for_those_who_named_them():
     assert place(tables, TWO_OF_FOUR) == [[2], [3], [1, 0]]
 
 
+def test_spread_replicas_are_dealt_over_the_machines():
+    tables = [replicas(count=3, place="spread"), replicas(2, count=2, place="spread")]
+    # Machine 0 has one GPU less to spare after the first table: pairs begin on machine 1.
+    assert place(tables, TWO_OF_FOUR) == [[0], [4], [1], [5, 6], [2, 3]]
+
+
+def test_what_is_larger_than_a_machine_cannot_be_spread():
+    tables = [replicas(8, place="spread")]
+    assert place(tables, TWO_OF_FOUR) == [list(range(8))]
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 4])), min_size=1, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_machine_holds_more_of_a_spread_group_than_it_must(machines, groups):
+    needed = sum(count * size for count, size in groups)
+    topology = cluster(NodeTable(count=max(machines, -(-needed // 8) + len(groups)), gpu=A100))
+    places = place(
+        [replicas(size, count=count, place="spread") for count, size in groups], topology
+    )
+    for count, _ in groups:
+        mine, places = places[:count], places[count:]
+        of_machines = [gpus[0] // 8 for gpus in mine]
+        most = max(of_machines.count(machine) for machine in of_machines)
+        assert most == -(-count // len(topology.machines))
+
+
 def test_given_gpus_are_dealt_over_the_count():
     tables = [replicas(2, count=2, gpus=[0, 1, 6, 7])]
     assert place(tables, TWO_OF_FOUR) == [[0, 1], [6, 7]]

@@ -16,7 +16,7 @@ import pytest
 import emu
 import emu.cluster.build
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 from emu.autoscale.demand import Demand
 from emu.plugins import named
 from emu.policy import Context, Ended, RequestView

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from emu.config.schema import FcfsTable, VllmTable
-from emu.kernel.clock import NEVER, Actor, Kernel, Lock
+from emu.kernel.clock import NEVER, Actor, Kernel
+from emu.kernel.lock import Lock
 from emu.latency.linear import LinearBackend
 from emu.network.grids import Grid
 from emu.replica import events as ev
 from emu.replica.actor import ReplicaActor
-from emu.replica.relay_board import RelayBoard, SplitBatch
+from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
 from emu.request import Request, Status
@@ -191,6 +193,7 @@ class Stage:
                     prefix_caching=False,
                     leap=leap,
                     kv_layout=None,
+                    replica_id=index,
                 ),
                 queue=self.queue,
             )

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from emu.errors import InvalidTransition, UnexpectedEvent
-from emu.kernel.clock import AT_DUE, NEVER, NOW, PRIORITY_REPLICA, PRIORITY_WATCHER
+from emu.kernel.clock import AT_DUE, NEVER, NOW
 from emu.kernel.life import TURN
+from emu.kernel.priorities import PRIORITY_REPLICA, PRIORITY_WATCHER
 from emu.replica import actions as act
-from emu.replica import actor as actors
 from emu.replica import events as ev
+from emu.replica.effects import EFFECTS
 from emu.replica.flight.base import IDLE, Sort
-from emu.replica.relay_board import Relayed, SplitBatch
+from emu.replica.relay_board import Relayed
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
 from emu.scheduling.base import Batch
@@ -38,7 +40,7 @@ def split_of(stage: Stage, *ids: int) -> SplitBatch:
 
 # --- every action -------------------------------------------------------------------------------
 def test_every_action_has_its_performer() -> None:
-    known = {act.End, act.FreeCapacity, *actors._PERFORM}
+    known = {act.End, act.FreeCapacity, act.Measure, *EFFECTS}
     assert known == set(act.Action.__subclasses__())
 
 

@@ -365,7 +365,7 @@ def test_late_signals_tell_when_what_was_where() -> None:
 
 # --- lives ------------------------------------------------------------------------------------------
 FORGOTTEN = (
-    *("flight", "is_cruising", "paused_ns", "live_moves"),
+    *("flight", "paused_ns", "live_moves"),
     *("mailbox.applying", "mailbox.has_applied", "weights.are_loaded", "weights.segments_ready"),
 )
 """What belongs to a process, and must be as that of a new one after a crash."""
@@ -483,5 +483,5 @@ def test_a_parked_replica_is_woken_by_what_it_can_use_and_rests_else() -> None:
     stage.actors[0].post(ev.KvDelivered(requests=[one]))
     stage.kernel.run()
     assert [(one, how) for one, how, *_ in stage.ends] == [(1, "COMPLETED")]
-    assert stage.replicas[0].flight is IDLE
+    assert stage.replicas[0].flight.sort is Sort.IDLE
     assert stage.replicas[0].go_on() == PARK

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.kernel.clock import Lock
+from emu.kernel.lock import Lock
 from emu.replica import events as ev
 from emu.replica.gate import Gate
 from emu.replica.mailbox import Mailbox

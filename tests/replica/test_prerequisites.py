@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from emu.latency.base import BatchShape
 from emu.replica import events as ev
-from emu.replica.prerequisites import READ, WRITE, Prerequisites, TierTraffic
+from emu.replica.prerequisites import Prerequisites
 from emu.replica.states import ReplicaState
+from emu.replica.tier_traffic import READ, WRITE, TierTraffic
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Chunk, Recall, add_chunk
 from emu.testing import request

@@ -30,7 +30,7 @@ WRITERS: tuple[Writer, ...] = (
     "fault",
     "recovery",
 )
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "states.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "lab" / "states.md"
 
 
 class FakeReplica:

@@ -18,7 +18,7 @@ from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import CommandTable
-from emu.kernel.clock import PRIORITY_NETWORK
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.replica.events import Commanded, SegmentArrived, WeightsArrived
 from emu.replica.states import ReplicaState as S
 from emu.workload.opened import open_workload

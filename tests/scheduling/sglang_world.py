@@ -155,7 +155,10 @@ def run(program: Program, *, leap: bool, max_iterations: int = 50_000):
         batch = scheduler.schedule(now)
         assert scheduler.recount() == []
         if batch is None:
-            ends += [(r.request_id, "hopeless", now) for r, _ in scheduler.drop_unschedulable(now)]
+            dropped = scheduler.drop_unschedulable(now)
+            ends += [(r.request_id, "hopeless", now) for r, _ in dropped]
+            if dropped:
+                continue
             if at == len(events):
                 break
             now = max(now, events[at][0])

@@ -9,7 +9,8 @@ import pytest
 from emu.kv.blocks import BlockPool
 from emu.kv.counting import CountingPool
 from emu.request import Request
-from emu.scheduling.ledger import ArrivalQueue, Ledger
+from emu.scheduling.ledger import Ledger
+from emu.scheduling.queues import ArrivalQueue
 from emu.testing import request
 
 BLOCKS = 64

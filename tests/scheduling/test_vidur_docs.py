@@ -10,13 +10,13 @@ from hypothesis import given
 from emu.config.kinds import KINDS
 from emu.config.schema import OwnSchedulerTable, SchedulerTable
 from emu.scheduling.base import ReplicaLimits
+from emu.scheduling.faithful import FAITHFUL
 from emu.scheduling.registry import make_scheduler
-from emu.scheduling.simple import FAITHFUL
 from tests.scheduling.test_vidur_properties import few, outcome, scripts, unfinished
 from tests.scheduling.vidur_drive import Drive, make, request
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "schedulers.md").read_text()
+PAGE = (ROOT / "docs" / "lab" / "schedulers.md").read_text()
 OWN_PAGE = (ROOT / "docs" / "own-scheduler.md").read_text()
 PLUGIN = ROOT / "configs" / "plugins" / "my_scheduler.py"
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from emu.latency.base import BatchShape
-from emu.scheduling.base import Batch, Chunk, Pipeline, discount_bubbles
+from emu.scheduling.base import Batch, Chunk
+from emu.scheduling.pipeline import Pipeline, discount_bubbles
 from tests.latency.features import batch_flops, mfu
 from tests.scheduling.test_vidur_golden import EXACT
 from tests.scheduling.times import request_times

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.scheduling.vidur import (
-    FasterTransformerScheduler,
-    LightLlmScheduler,
-    OrcaScheduler,
-    SarathiScheduler,
-    VllmV0Scheduler,
-)
+from emu.scheduling.vidur.faster_transformer import FasterTransformerScheduler
+from emu.scheduling.vidur.lightllm import LightLlmScheduler
+from emu.scheduling.vidur.orca import OrcaScheduler
+from emu.scheduling.vidur.sarathi import SarathiScheduler
+from emu.scheduling.vidur.vllm_v0 import VllmV0Scheduler
 from tests.scheduling.vidur_drive import Drive, make, request
 
 ALL = [

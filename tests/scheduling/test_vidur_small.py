@@ -2,15 +2,12 @@
 
 import pytest
 
-from emu.scheduling.base import Pipeline, bubble_ns
-from emu.scheduling.vidur import (
-    FasterTransformerScheduler,
-    LightLlmScheduler,
-    OrcaScheduler,
-    SarathiScheduler,
-    VllmV0Scheduler,
-    peak_tokens,
-)
+from emu.scheduling.pipeline import Pipeline, bubble_ns
+from emu.scheduling.vidur.faster_transformer import FasterTransformerScheduler
+from emu.scheduling.vidur.lightllm import LightLlmScheduler, peak_tokens
+from emu.scheduling.vidur.orca import OrcaScheduler
+from emu.scheduling.vidur.sarathi import SarathiScheduler
+from emu.scheduling.vidur.vllm_v0 import VllmV0Scheduler
 from tests.scheduling.vidur_drive import make, request
 from tests.scheduling.vidur_world import US, World
 

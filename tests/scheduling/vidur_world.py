@@ -12,14 +12,13 @@ import json
 from collections import deque
 
 from emu.request import Request
-from emu.scheduling.base import Pipeline, ReplicaLimits, discount_bubbles, members_of
-from emu.scheduling.vidur import (
-    FasterTransformerScheduler,
-    LightLlmScheduler,
-    OrcaScheduler,
-    SarathiScheduler,
-    VllmV0Scheduler,
-)
+from emu.scheduling.base import ReplicaLimits, members_of
+from emu.scheduling.pipeline import Pipeline, discount_bubbles
+from emu.scheduling.vidur.faster_transformer import FasterTransformerScheduler
+from emu.scheduling.vidur.lightllm import LightLlmScheduler
+from emu.scheduling.vidur.orca import OrcaScheduler
+from emu.scheduling.vidur.sarathi import SarathiScheduler
+from emu.scheduling.vidur.vllm_v0 import VllmV0Scheduler
 from tests.scheduling.tables import policy_of, table_for
 from tests.shared_data import SHARED
 

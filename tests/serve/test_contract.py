@@ -433,7 +433,7 @@ def test_names_and_adapters(tmp_path: Path) -> None:
         assert (await post("/v1/unload_lora_adapter", json=adapter)).status_code == 404
         assert (await live.complete(model="a", max_tokens=1)).status_code == 404
 
-    run(tmp_path, tables(), check, model_name="one", model_aliases=("two",))
+    run(tmp_path, tables(), check, names=("one", "two"))
 
 
 def test_several_models_answer_by_name(tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_several_models_answer_by_name(tmp_path: Path) -> None:
         assert (tmp_path / "replay" / name).read_bytes() == live_bytes
     with (tmp_path / "run" / "requests.csv").open(newline="") as file:
         assert [row["model"] for row in csv.DictReader(file)] == ["large"] * 2 + ["chat"] * 3
-    for option in ({"fleet": True}, {"model_name": "x"}):
+    for option in ({"fleet": True}, {"names": ("x",)}):
         with pytest.raises(InputError, match="one model"):
             LiveServer(config_from_dict(raw), "test", ServeOptions(**option), tmp_path)
 

@@ -98,7 +98,7 @@ def test_a_request_whose_kv_is_on_its_way_waits_at_the_decode_port(tmp_path: Pat
             assert (await page_of(second))["vllm:num_requests_waiting"] == 0
 
     raw = tables(replicas=PREFILL_DECODE, nodes=[{"gpus": 1, "nic_gbps": 0.2}] * 2)
-    run(tmp_path, raw, check, fleet=True)
+    run(tmp_path, raw, check, fleet=True, wire="vllm-0.20")
 
 
 def test_sglangs_hit_rate_is_a_share_and_prefills_are_requests(tmp_path: Path) -> None:
@@ -119,9 +119,32 @@ def test_sglangs_hit_rate_is_a_share_and_prefills_are_requests(tmp_path: Path) -
                 expected = CACHED / len(PROMPT) if room else 0.0
                 assert head["sglang:cache_hit_rate"] == pytest.approx(expected)
             for port in pair:
-                assert (await page_of(port))["sglang:num_requests_total"] == 5
+                page = await page_of(port)
+                assert page["sglang:num_requests_total"] == 5
+                assert page["sglang:prompt_tokens_total"] == 5 * len(PROMPT)
+            head, tail = await page_of(pair[0]), await page_of(pair[1])
+            ttft = "sglang:time_to_first_token_seconds_count"
+            assert (head[ttft], tail[ttft]) == (0, 5), "a prefill engine has no TTFT in SGLang"
+            cached = "sglang:cached_tokens_total cache_source=total"
+            assert head[cached] == 4 * CACHED
 
     run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang")
+
+
+def test_sglangs_front_end_counts_when_a_request_ends(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        async with endpoints(live) as (port,):
+            task = asyncio.create_task(complete(port, max_tokens=200))
+            await live.until(lambda: live.cluster.stats.generated_sum > 50)
+            during = await page_of(port)
+            await task
+            after = await page_of(port)
+            for name, end in (("prompt", len(PROMPT)), ("generation", 200)):
+                assert during[f"sglang:{name}_tokens_total"] == 0
+                assert after[f"sglang:{name}_tokens_total"] == end
+            assert during["sglang:time_to_first_token_seconds_count"] == 1
+
+    run(tmp_path, tables(), check, fleet=True, face="sglang")
 
 
 def test_pages_of_a_gateway_keep_the_laws(tmp_path: Path) -> None:

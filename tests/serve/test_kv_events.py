@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from pathlib import Path
@@ -13,7 +14,16 @@ import numpy as np
 import pytest
 import zmq
 
-from emu.apps.serve.kv_events import BUFFER_STEPS, Ledger, Publisher, Wire, wire_of, zmq_context
+from emu.apps.serve.kv_events import (
+    BUFFER_STEPS,
+    Batch,
+    Ledger,
+    Publisher,
+    distort,
+    zmq_context,
+)
+from emu.apps.serve.service import KvNoise
+from emu.apps.serve.wire import Wire, wire_of
 from emu.kv.blocks import BlockPool
 from emu.request import Prefix, Request
 from tests.serve.live import Live, run, tables
@@ -110,7 +120,7 @@ def test_an_index_that_loses_messages_equals_the_pool(name: str) -> None:
             events = ledger.take()
             if not events:
                 continue
-            publisher.send(step / 10, events)
+            publisher.publish(publisher.keep(step / 10, events))
             sent.append(publisher._ring[-1][1])
             if rng.random() < 0.3:
                 lost += 1
@@ -146,6 +156,24 @@ def fill(publisher: Publisher, asker: Any, index: Index, wire: Wire) -> None:
         index.read(frames[-1])
 
 
+def test_a_network_loses_and_reorders_batches() -> None:
+    def received(**noise: float) -> list[int]:
+        rng, held, found = np.random.default_rng(3), list[Batch](), list[int]()
+        for number in range(1000):
+            out, held = distort(KvNoise(**noise), rng, held, (number, b""))
+            found += [one for one, _ in out]
+        return found
+
+    assert received() == list(range(1000))
+    lossy = received(loss=0.1)
+    assert lossy == sorted(lossy)
+    assert 860 < len(lossy) < 940
+    mixed = received(reorder=0.2)
+    assert sorted(mixed) == list(range(len(mixed)))
+    behind = sum(a > b for a, b in itertools.pairwise(mixed))
+    assert 120 < behind < 220
+
+
 def test_bytes_are_those_of_vllm() -> None:
     """The vectors of vLLM's own encoder."""
     tokens = [1, 2, 3, 4]
@@ -167,10 +195,10 @@ def test_what_has_left_the_buffer_is_not_replayed() -> None:
     publisher = Publisher(context, "127.0.0.1", 0, 0, "")
     try:
         for number in range(BUFFER_STEPS + 5):
-            publisher.send(number, [["AllBlocksCleared"]])
+            publisher.publish(publisher.keep(number, [["AllBlocksCleared"]]))
         assert publisher._ring[0][0] == 5
         publisher.restart()
-        publisher.send(0, [["AllBlocksCleared"]])
+        publisher.publish(publisher.keep(0, [["AllBlocksCleared"]]))
         assert publisher._ring[0][0] == 0
     finally:
         publisher.close()

@@ -15,9 +15,9 @@ import pytest
 from emu.apps.observe.drive import Observer
 from emu.apps.observe.files import write_results
 from emu.apps.observe.options import DriveOptions
-from emu.apps.serve.recording import to_toml
+from emu.apps.serve.choices import Choice
+from emu.apps.serve.toml import to_toml
 from emu.apps.serve.trends import tpot_ms
-from emu.apps.serve.world import Choice
 from emu.apps.shared.client import Client, parse_url
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable

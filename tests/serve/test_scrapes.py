@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from emu.apps.serve.choices import Choice
 from emu.apps.serve.endpoint_metrics import EndpointPage
-from emu.apps.serve.world import Choice
 from emu.request import Request
 from tests.serve.invariants import check_page, check_server
 from tests.serve.live import Live, run, tables

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import builds
+from emu.process import sources
+from emu.process.compiled import beside
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
@@ -56,25 +61,107 @@ def test_a_checkout_has_no_extensions_among_its_sources() -> None:
     assert not list((ROOT / "emu").rglob("*.so"))
 
 
-def test_an_edited_source_is_not_run_from_an_older_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A package with a build of three modules, of which `middle` uses `low`, and `high` derives
+    from a class of `middle` that takes no subclasses in Python; `apart` uses none of them."""
+    package = tmp_path / "emu"
+    shutil.copytree(ROOT / "emu" / "process", package / "process")
+    shutil.copy(ROOT / "emu" / "__init__.py", package)
+    texts = {
+        "low": "LOW = 1\n",
+        "middle": "from emu.low import LOW\nclass Base: ...\nclass Other: ...\n",
+        "high": "from emu.middle import Base\nclass High(Base): ...\n",
+        "apart": "APART = 1\n",
+    }
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
+    place = Path(beside(str(tmp_path)))
+    place.mkdir(parents=True)
+    modules = {f"emu.{name}": package / f"{name}.py" for name in texts}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "ROOT", tmp_path)
+        uses = sources.graph_of(modules, modules)
+    (place / "graph.json").write_text(json.dumps(uses))
+    lines = []
+    for name, path in modules.items():
+        facts = path.stat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        at = str(path.relative_to(tmp_path))
+        lines.append(f"{name}\t{at}\t1\t{facts.st_mtime_ns}\t{facts.st_size}\t{digest}\n")
+    (place / "modules.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def what_runs(checkout: Path, compiled: str = "auto") -> str:
+    """What `import emu` takes of the build, and the line that tells of edited sources."""
+    code = "import emu; from emu.process.compiled import build; b = build(); print(b, b.notice())"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=checkout,
+        env={"PYTHONPATH": str(checkout), "EMU_COMPILE": compiled},
+        capture_output=True,
+        text=True,
+    )
+    return (done.stdout or done.stderr).strip()
+
+
+def test_a_checkout_runs_its_build(checkout: Path) -> None:
+    assert what_runs(checkout) == what_runs(checkout, "1") == "compiled (4 modules)"
+    assert what_runs(checkout, "0") == "pure Python"
+
+
+def test_an_edited_module_and_its_users_run_as_they_stand(checkout: Path) -> None:
+    (checkout / "emu" / "low.py").write_text("LOW = 2\n")
+    assert what_runs(checkout).startswith(
+        "compiled (1 of 4 modules; pure Python: emu.low, emu.middle, emu.high)"
+        " emu/low.py was edited since the build: 3 of 4"
+    )
+    assert what_runs(checkout, "1").startswith("EMU_COMPILE=1, but emu/low.py was edited")
+
+
+def test_a_module_that_takes_no_subclasses_goes_with_those_that_derive_from_it(
+    checkout: Path,
 ) -> None:
-    (tmp_path / "emu").mkdir()
-    (tmp_path / "setup.py").write_text("")
-    source = tmp_path / "emu" / "clock.py"
-    source.write_text("now_ns = 1\n")
-    monkeypatch.setattr(builds, "ROOT", tmp_path)
-    monkeypatch.setattr(builds, "MARK", tmp_path / "mark")
-    assert "make compile" in builds.status()
-    builds.MARK.write_text(builds.sources_digest())
-    assert "compiled" in builds.status()
-    source.write_text("now_ns = 2\n")
-    assert builds.status().startswith("build: pure Python")
+    with (checkout / "emu" / "high.py").open("a") as source:
+        source.write("# a remark\n")
+    assert "pure Python: emu.middle, emu.high)" in what_runs(checkout)
+
+
+def test_what_an_edited_source_derives_from_is_read_in_that_source(checkout: Path) -> None:
+    source = "from emu.middle import Other\nclass Apart(Other): ...\n"
+    (checkout / "emu" / "apart.py").write_text(source)
+    assert "pure Python: emu.middle, emu.high, emu.apart)" in what_runs(checkout)
+    (checkout / "emu" / "apart.py").write_text("if\n")
+    assert "pure Python: emu.apart)" in what_runs(checkout)
+    (checkout / "emu" / "apart.py").unlink()
+    assert "pure Python: emu.apart)" in what_runs(checkout)
+
+
+def test_a_source_that_was_only_touched_stays_compiled(checkout: Path) -> None:
+    os.utime(checkout / "emu" / "low.py", ns=(1, 1))
+    assert what_runs(checkout) == "compiled (4 modules)"
+
+
+def test_no_build_is_no_error_unless_it_was_asked_for(checkout: Path) -> None:
+    shutil.rmtree(checkout / "build")
+    assert what_runs(checkout) == "pure Python"
+    assert (
+        what_runs(checkout, "1")
+        == "EMU_COMPILE=1, but no compiled build is installed (make compile)"
+    )
+
+
+def test_a_wheel_names_what_it_has_beside_its_sources(checkout: Path) -> None:
+    shutil.rmtree(checkout / "build")
+    (checkout / "emu" / "build.json").write_text('{"compiled": ["emu.low", "emu.apart"]}')
+    assert what_runs(checkout) == "compiled (2 modules)"
+    assert what_runs(checkout, "0") == "pure Python"
 
 
 def test_a_build_says_why_it_cannot_be_compiled() -> None:
     """`EMU_COMPILE=1` without a compiler is an error in a line; `auto` goes on without."""
-    command = [sys.executable, str(ROOT / "setup.py"), "--version"]
+    command = [sys.executable, str(ROOT / "setup.py"), "compile"]
     env = {"PATH": "/nonexistent", "CC": "no-such-compiler"}
     done = subprocess.run(command, cwd=ROOT, env={**env, "EMU_COMPILE": "1"}, capture_output=True)
     assert done.returncode == 1
@@ -83,7 +170,7 @@ def test_a_build_says_why_it_cannot_be_compiled() -> None:
         command, cwd=ROOT, env={**env, "EMU_COMPILE": "auto"}, capture_output=True
     )
     assert done.returncode == 0
-    assert b"a pure Python build" in done.stderr
+    assert b"emu runs as pure Python, because" in done.stderr
     done = subprocess.run(
         command, cwd=ROOT, env={**env, "EMU_COMPILE": "maybe"}, capture_output=True
     )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 from emu.rng import rng_stream
 from tests.speed.policies import change_policy
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emu.apps.chaos.trial import run_world
-from emu.apps.chaos.worlds import World, draw_world
+from emu.apps.chaos.worlds.world import World, draw_world
 from emu.replica.flight.staged import Staged
 from emu.replica.wave import Part
 from emu.rng import rng_stream

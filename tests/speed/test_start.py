@@ -26,7 +26,7 @@ _WORK: dict[str, Any] = {
 }
 
 
-def _lines(directory: Path, tables: dict[str, Any]) -> int:
+def _lines(directory: Path, tables: dict[str, Any], interval_ms: float = 10_000.0) -> int:
     """Lines begun in all of a run, from its tables to its files."""
     count = 0
 
@@ -35,7 +35,7 @@ def _lines(directory: Path, tables: dict[str, Any]) -> int:
         count += event == "line"
         return on_event
 
-    output = {"dir": str(directory), "timeseries_interval_ms": 10_000.0, "report": False}
+    output = {"dir": str(directory), "timeseries_interval_ms": interval_ms, "report": False}
     config = config_from_dict({**tables, "output": output})
     before = sys.gettrace()
     sys.settrace(on_event)
@@ -106,3 +106,14 @@ def test_the_work_of_a_start_grows_evenly(
     late = (many - some) / (sizes[2] - sizes[1])
     print(f"{early:.0f}, then {late:.0f} lines for each one more")
     assert late < 1.02 * early
+
+
+def test_a_sample_of_replicas_at_rest_reads_none_of_their_figures(tmp_path: Path) -> None:
+    replicas = 128
+    _lines(tmp_path / "first", _of_replicas(replicas))
+    seldom = _lines(tmp_path / "seldom", _of_replicas(replicas))
+    often = _lines(tmp_path / "often", _of_replicas(replicas), interval_ms=100.0)
+    samples = len((tmp_path / "often" / "timeseries.csv").read_text().splitlines()) - 3
+    assert samples > 50
+    # Three lines for each replica: the loop, the question, the next one.
+    assert (often - seldom) / samples < 3.8 * replicas

@@ -57,7 +57,7 @@ def test_the_example_of_the_page_passes_as_its_command_says() -> None:
 
 def test_the_page_holds_the_example() -> None:
     code = EXAMPLE.read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "lab" / "testing.md").read_text(encoding="utf-8")
     assert code[code.index("from my_scheduler") :] in page
 
 

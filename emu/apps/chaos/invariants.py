@@ -1,7 +1,7 @@
 """A full recount of a cluster: everything that must hold whenever no actor is running.
 
 `validate_world` asks every owner anew and compares it with the books that are kept step by step.
-Numbers are those of the list in docs/reliability.md. It changes nothing that a run's results
+Numbers are those of the list in docs/lab/reliability.md. It changes nothing that a run's results
 depend on, so a run that is validated often gives the same bytes.
 """
 
@@ -172,7 +172,8 @@ def _migrations(cluster: Cluster) -> list[str]:
 
 def _gpus(cluster: Cluster) -> list[str]:
     """I14: a GPU belongs to one replica, and markers to loads under way."""
-    problems: list[str] = []
+    ranks = cluster.recovery.ranks
+    problems = [] if ranks is None else [f"I14: {problem}" for problem in ranks.problems()]
     owner: dict[int, int] = {}
     for replica in cluster.replicas:
         is_out = replica.state in (S.INACTIVE, S.FAILED)
@@ -181,7 +182,8 @@ def _gpus(cluster: Cluster) -> list[str]:
                 problems.append(f"I14: GPU {gpu}: replicas {owner[gpu]} and {replica.replica_id}")
             if not is_out:
                 owner[gpu] = replica.replica_id
-            if cluster.recovery.gpus_down[gpu] and replica.state is not S.FAILED:
+            is_unknown = ranks is not None and ranks.is_unknown(replica) and replica.is_paused
+            if cluster.recovery.gpus_down[gpu] and replica.state is not S.FAILED and not is_unknown:
                 problems.append(f"I14: {replica.name} is {replica.state.value} on dead GPU {gpu}")
     marked = [
         (kind, marks)

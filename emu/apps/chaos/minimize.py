@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from emu.apps.chaos.trial import REFUSED, run_world, world_config
-from emu.apps.chaos.worlds import World
+from emu.apps.chaos.worlds.world import World
 from emu.cluster.prepare import prepare
 from emu.process.interrupts import scratch
 

@@ -244,6 +244,9 @@ def print_cost(calm: Summary, struck: Summary, cost: Cost, console: Console) -> 
         a, b = _figure(calm, attribute), _figure(struck, attribute)
         change = "" if not a else f"{(b - a) / a * 100:+.1f} %"
         table.add_row(name, f"{a:,.{digits}f}", f"{b:,.{digits}f}", change)
+    if calm.slo.joint_attainment is not None and struck.slo.joint_attainment is not None:
+        a, b = 100 * calm.slo.joint_attainment, 100 * struck.slo.joint_attainment
+        table.add_row("objectives met (%)", f"{a:.1f}", f"{b:.1f}", f"{b - a:+.1f} points")
     console.print(table)
     kinds = ", ".join(f"{kind} x{count}" for kind, count in cost.faults.items()) or "none struck"
     ends = Table(title="what the faults cost", show_header=False)
@@ -280,8 +283,10 @@ _FIGURES: Final[tuple[tuple[str, str, int], ...]] = (
     ("failed", "failed", 0),
     ("rejected", "rejected", 0),
     ("TTFT mean (ms)", "mean_ttft_ms", 1),
+    ("TTFT p95 (ms)", "p95_ttft_ms", 1),
     ("TTFT p99 (ms)", "p99_ttft_ms", 1),
     ("TPOT mean (ms)", "mean_tpot_ms", 2),
+    ("TPOT p95 (ms)", "p95_tpot_ms", 2),
     ("ITL max (ms)", "max_itl_ms", 1),
     ("E2E p99 (ms)", "p99_e2el_ms", 1),
     ("simulated (s)", "simulated_s", 2),

@@ -1,11 +1,9 @@
-"""What a campaign says of a failing seed: whose fault it is, and what to do about it."""
+"""What a verdict means to the user: whose fault it is, in words to act on."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -13,20 +11,16 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from emu.apps.chaos.minimize import Shrinking
 from emu.apps.chaos.trial import REFUSED, Verdict
 from emu.config.load import effective_dict
 from emu.config.schema import Config, LimitsTable
-from emu.process.interrupts import held
 from emu.runs.inputs import named_plugins
-from emu.runs.progress import told_every
 
 TOLD_EVERY_S: Final = 10.0
 _PROBLEMS_MAX: Final = 5
 _STORY_MAX: Final = 40
 
 
-# --- whose fault ----------------------------------------------------------------------------------
 class Blame(Enum):
     """Where the cause of a violation is to be looked for."""
 
@@ -156,30 +150,3 @@ def advice(blame: Blame, file: str) -> str:
     if blame is Blame.OWN_CLASS:
         return "look there first; if it happens without them too, report it with " + file
     return f"your configuration is not the cause; please report it with {file}"
-
-
-# --- progress of what comes after the campaign ----------------------------------------------------
-@contextlib.contextmanager
-def telling_shrinking(seed: int, shrinking: Shrinking, *, is_told: bool) -> Iterator[None]:
-    """In this block a line on stderr says how far a world is minimized."""
-
-    def line() -> str:
-        return f"minimizing seed {seed}: {shrinking.told()}"
-
-    if not is_told:
-        yield
-    elif sys.stderr.isatty():
-        from rich.live import Live
-        from rich.text import Text
-
-        console = Console(stderr=True)
-        live = Live(console=console, transient=True, get_renderable=lambda: Text(line()))
-        with held():  # a thread inherits that: signals go to the main one
-            live.start()
-        try:
-            yield
-        finally:
-            live.stop()
-    else:
-        with told_every(TOLD_EVERY_S, line):
-            yield

@@ -1,287 +1,38 @@
-"""One world, run under all checks: what it visited, what happened, all that was wrong."""
+"""One world, run under all checks: what happened, and all that was wrong."""
 
 from __future__ import annotations
 
 import csv
-import functools
 import hashlib
 import io
-import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import inspect
 
-from emu.apps.chaos.checker import Judge
 from emu.apps.chaos.invariants import validate_world
-from emu.apps.chaos.truth import Record, Tape, seats_of
-from emu.apps.chaos.truth.figures import Figures, Power
-from emu.apps.chaos.truth.iterations import Choices, Fair, Iterations, Waves
-from emu.apps.chaos.truth.policies import Handover, Planners, Policies, Routing
-from emu.apps.chaos.truth.transfers import Routes, Transfers
-from emu.apps.chaos.truth.windows import Deadlines, Windows
-from emu.apps.chaos.worlds import World
-from emu.cluster.plan import Plan
-from emu.config.check import struct_of, table_info, unwrap, whole_schema
-from emu.config.kinds import unions
+from emu.apps.chaos.judge import Judge
+from emu.apps.chaos.schema_keys import keys_of
+from emu.apps.chaos.strikes import Place, fault_parts
+from emu.apps.chaos.truth.judges import Written, truth_of
+from emu.apps.chaos.truth.tape import Record
+from emu.apps.chaos.worlds.world import World
 from emu.config.load import config_from_dict
-from emu.config.schema import Config, PrefixAwareTable
-from emu.config.tables import tag_of
+from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation
-from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.interrupts import scratch
-from emu.replica.states import ReplicaState as S
 from emu.report.history import History
 from emu.report.summary import build_summary, plain_summary
 from emu.world import Cluster, Outcome, Ports, emulate, prepare
 from emu.world import World as EmulatedWorld
 
-# --- coverage: keys of the schema, kinds of faults by the part that they struck -------------------
-# `schema_keys` reads every key off the tables of the configuration, `keys_of` those of one world;
-# `NOT_DRAWN` names each key that no world has, with its reason. `fault_parts` reads a run's
-# history: which part each struck replica played at that moment. Pure.
 
-_OUTSIDE: Final = "names a file from outside, which no seed can make"
-_TRIAL: Final = "the trial says itself what is written, for its judge"
-_PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
-_WHOLE: Final = "the engine is drawn for the whole world"
-_OWN: Final = "keys of a class of the user's own"
-_CACHES: Final = "chooses by what caches hold, which no judge restates"
-_ONE: Final = "has a single word; any other is a class of the user's own"
-
-NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                *("model.hf_config", "model.assume", "models.hf_config", "models.assume"),
-                *("workload.path", "workload.format", "workload.tokenizer"),
-                *("workload.turns", "workload.think_s"),  # of the format sharegpt
-                *("workload.synthetic.prompt.path", "workload.synthetic.output.path"),
-                *("latency.path", "latency.hardware", "latency.tables"),
-                *("latency.backend=profile", "latency.backend=vidur"),
-                *("latency.backend=aiconfigurator", "engine.learned"),
-            ),
-            _OUTSIDE,
-        ),
-        **dict.fromkeys(
-            (
-                *("output.dir", "output.trace", "output.trace_events_max", "output.report"),
-                *("output.timeseries_interval_ms", "output.events"),
-            ),
-            _TRIAL,
-        ),
-        **dict.fromkeys(
-            (
-                *("latency.binary", "latency.dialect", "latency.timeout_s"),
-                *("latency.cache", "latency.replay"),
-            ),
-            _PROGRAM,
-        ),
-        **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
-        **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
-        **dict.fromkeys(
-            (
-                *("router.admission_own", "router.decode_policy_own", "migration.own"),
-                "latency.expert_routing_own",
-            ),
-            _OWN,
-        ),
-        f"router.policy={tag_of(PrefixAwareTable)}": _CACHES,
-        "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
-        **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
-    }
-)
-"""Keys that no drawn world has, and why. Worlds' own lines are written where `path` says."""
-
-PARTS: Final[Mapping[S, str]] = MappingProxyType(
-    {
-        S.PREFILL: "prefill",
-        S.AUS_PREFILL: "prefill",
-        S.DECODE: "decode",
-        S.AUS_DECODE: "decode",
-        S.MUTATING_TO_DECODE: "decode",
-        S.COLOCATED: "colocated",
-        S.NEW_PREFILL: "new_prefill",
-        S.REFRACTORY_PREFILL: "new_prefill",
-        S.OLD_PREFILL: "old_prefill",
-        S.LOADING_PREFILL: "loading",
-        S.LOADING_DECODE: "loading",
-        S.LOADING_COLOCATED: "loading",
-        S.SHUTTING_PREFILL: "shutting",
-        S.SHUTTING_DECODE: "shutting",
-        S.SHUTTING_NULL: "shutting",
-        S.SHUTTING_COLOCATED: "shutting",
-        S.INACTIVE: "inactive",
-        S.FAILED: "failed",
-    }
-)
-"""The part that a replica plays in a state; faults are counted by it."""
-
-_SERVING: Final = ("colocated", "prefill", "decode")
-_LIVE: Final = ("new_prefill", "old_prefill")
-_ALL: Final = (*_SERVING, *_LIVE, "loading", "shutting")
-_SENDING: Final = ("prefill", "new_prefill", "old_prefill", "shutting", "decode")
-_STRIKES: Final[Mapping[str, Sequence[str]]] = {
-    **dict.fromkeys(
-        (
-            *("replica_crash", "replica_restart", "gpu_crash", "node_crash"),
-            *("straggler", "freeze", "pause"),
-            *("link_down", "link_degrade", "link_latency", "partition", "host_cache_lost"),
-        ),
-        _ALL,
-    ),
-    "kv_shrink": (*_SERVING, *_LIVE, "shutting"),  # a replica that loads has no KV memory yet
-    **dict.fromkeys(
-        (
-            *("transfer_refused", "transfer_broken", "transfer_hang"),
-            *("completion_late", "completion_twice", "handshake_lost", "destination_refuses"),
-        ),
-        _SENDING,  # colocated replicas hand nothing over; a replica that loads has nothing to
-    ),
-    "lease_expired": ("prefill", "new_prefill", "old_prefill", "shutting"),  # where KV waits
-    "load_stuck": ("loading", "new_prefill"),
-    "drain_expired": ("shutting",),
-    "cxl_lost": ("colocated", "prefill", "decode"),  # tiers and live scaling exclude each other
-}
-STRIKES: Final = tuple(f"{kind} on {part}" for kind, its in _STRIKES.items() for part in its)
-"""Kinds of faults on the parts that they can strike. The others strike no replica: machines'
-directories, the planner, clients and the gateway."""
-
-
-# --- keys ---------------------------------------------------------------------------------------
-@functools.cache
-def schema_keys() -> tuple[str, ...]:
-    """Every key of the schema, dotted, without indices: `scheduler.max_num_seqs`, `faults.part`.
-
-    A key that several kinds of a table share is one key; each kind is an entry of its own, too
-    (`latency.backend=linear`).
-    """
-    return tuple(dict.fromkeys(_keys_in(whole_schema(), "")))
-
-
-def _keys_in(table: inspect.StructType, prefix: str) -> Iterator[str]:
-    union = unions().get(table.cls)
-    if union is not None:
-        yield f"{prefix}{union.key}"
-        for name, kind in union.kinds.items():
-            yield f"{prefix}{union.key}={name}"
-            for item in table_info(kind).fields:
-                yield from _key(item, prefix)
-    else:
-        for item in table.fields:
-            yield from _key(item, prefix)
-
-
-def _key(item: inspect.Field, prefix: str) -> Iterator[str]:
-    name = f"{prefix}{item.encode_name}"
-    inner = _table_in(item.type)
-    if inner is None:
-        yield name
-        return
-    if isinstance(unwrap(item.type), inspect.UnionType) and not _is_optional(item.type):
-        yield name  # a name, or a table
-    yield from _keys_in(inner, f"{name}.")
-
-
-def _table_in(kind: inspect.Type) -> inspect.StructType | None:
-    kind = unwrap(kind)
-    return struct_of(kind.item_type if isinstance(kind, inspect.ListType) else kind)
-
-
-def _is_optional(kind: inspect.Type) -> bool:
-    kind = unwrap(kind)
-    assert isinstance(kind, inspect.UnionType)
-    return all(isinstance(unwrap(k), inspect.StructType | inspect.NoneType) for k in kind.types)
-
-
-def keys_of(tables: Mapping[str, Any]) -> set[str]:
-    """Keys of the schema that a world's tables give."""
-    return set(_given(whole_schema(), tables, ""))
-
-
-def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    union = unions().get(table.cls)
-    if union is not None:
-        kind = union.kind_of(given)
-        yield f"{prefix}{union.key}={given.get(union.key, union.default)}"
-        if union.key in given:
-            yield f"{prefix}{union.key}"
-        table = table_info(kind)
-    types = {item.encode_name: item.type for item in table.fields}
-    for name, value in given.items():
-        if name not in types:
-            continue  # a key of before, which the reader turns into today's
-        inner = _table_in(types[name])
-        tables = [value] if isinstance(value, Mapping) else value
-        if inner is None or isinstance(tables, str):
-            yield f"{prefix}{name}"
-            continue
-        for one in tables or ():
-            yield from _given(inner, one, f"{prefix}{name}.")
-
-
-# --- faults by part -----------------------------------------------------------------------------
-_REPLICA: Final = re.compile(r"^(?:\w+ of )?replica (\d+)")
-_PLACE: Final = re.compile(r"^(machine|GPU) (\d+)")
-_CXL: Final = re.compile(r"^the CXL pool of machine (\d+)")
-_PAIR: Final = re.compile(r"(\d+) -> (\d+)$")
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a replica is, and what it was at the start."""
-
-    machine: int
-    gpus: Sequence[int]
-    state: str
-
-
-def fault_parts(records: Iterable[Mapping[str, Any]], places: Sequence[Place]) -> dict[str, int]:
-    """`kind on part` -> how often, for each replica that a fault struck.
-
-    A fault of a machine or a GPU strikes all replicas there, a fault of a transfer both of its
-    ends. What strikes no replica (a planner, the gateway, links of several machines) is not here.
-    """
-    states = [place.state for place in places]
-    found: dict[str, int] = {}
-    for record in records:
-        if record["event"] == "state":
-            states[record["replica"]] = record["to"]
-        elif record["event"] == "fault":
-            for part in _parts(record["target"], places, states):
-                key = f"{record['kind']} on {part}"
-                found[key] = found.get(key, 0) + 1
-    return found
-
-
-def _parts(target: str, places: Sequence[Place], states: Sequence[str]) -> set[str]:
-    """Each part counts once for a fault, however many replicas play it."""
-    one, place, pair = _REPLICA.match(target), _PLACE.match(target), _PAIR.search(target)
-    cxl = _CXL.match(target)
-    struck: list[int] = []
-    if one is not None:
-        struck = [int(one[1])]
-    elif pair is not None:
-        struck = [int(pair[1]), int(pair[2])]
-    elif cxl is not None:
-        struck = [i for i, p in enumerate(places) if p.machine == int(cxl[1])]
-    elif place is not None:
-        at = int(place[2])
-        is_machine = place[1] == "machine"
-        struck = [
-            i for i, p in enumerate(places) if (p.machine == at if is_machine else at in p.gpus)
-        ]
-    return {PARTS[S(states[index])] for index in struck}
-
-
-# --- trials ---------------------------------------------------------------------------------------
 class Checker:
     """Has a world checked while it runs: between two timers, when nothing moves."""
 
@@ -302,11 +53,7 @@ class Checker:
         return InvariantViolation(problems[0], at_ns=self._kernel.now_ns, story=story)
 
 
-# --- One world ------------------------------------------------------------------------------------
-
 FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
-
-
 REFUSED: Final = "input refused"
 """How the problem of a world begins that does not even start."""
 
@@ -329,6 +76,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     ends: dict[str, int] = {}
     parts: dict[str, int] = {}
     """`kind on part`: how often a fault struck a replica that played this part."""
+    judged: dict[str, int] = {}
+    """How often each rule of the truth had something to judge."""
     keys: list[str] = []
     """Keys of the schema that its world gives."""
     digest: str = ""
@@ -350,42 +99,12 @@ class _Trial(NamedTuple):
     """What both runs of a world have in common."""
 
     config: Config
+    lines: Sequence[Record]
     directory: Path
     every: int
     leaps: tuple[bool, ...]
     break_it: Callable[[Cluster], None] | None
     log: Log | None
-
-
-def truth_of(
-    config: Config,
-    plan: Plan,
-    records: Sequence[Record],
-    rows: Sequence[Mapping[str, str]] | None = None,
-    summary: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """One line for everything in a complete, stepped run that should have been otherwise.
-
-    `rows` of requests.csv and the `summary` are judged if they are given.
-    """
-    tape = Tape(config, seats_of(plan), records)
-    windows = Windows(tape)
-    windows.judge()
-    Iterations(tape, windows).judge()
-    Waves(tape).judge()
-    Transfers(tape, windows).judge()
-    Routes(tape).judge()
-    Choices(tape).judge()
-    Fair(tape).judge()
-    Routing(tape).judge()
-    Handover(tape).judge()
-    Policies(tape).judge()
-    Planners(tape).judge()
-    Deadlines(tape).judge()
-    if rows is not None and summary is not None:
-        Figures(tape).judge(rows, summary)
-        Power(tape).judge(rows, summary)
-    return tape.problems
 
 
 def run_world(
@@ -407,7 +126,7 @@ def run_world(
     try:
         with scratch("emu-chaos-") as directory:
             config = world_config(world, directory)
-            trial = _Trial(config, directory, every, leaps, break_it, log)
+            trial = _Trial(config, world.lines, directory, every, leaps, break_it, log)
             _compare([_run(trial, leap, verdict) for leap in leaps], verdict)
     except InputError as error:
         verdict.problems.append(f"{REFUSED}: {error}")
@@ -464,7 +183,9 @@ def _run(trial: _Trial, leap: bool, verdict: Verdict) -> _Run:
     if outcome.error is None and not leap:
         rows = list(csv.DictReader(io.StringIO(files["requests.csv"].decode(), newline="")))
         said = msgspec.json.decode(files["summary.json"])
-        verdict.problems += truth_of(config, plan, history.records, rows, said)
+        truth = truth_of(config, plan, history.records, Written(trial.lines, rows, said))
+        verdict.problems += truth.problems
+        verdict.judged = dict(truth.judged)
     emulated.discard()
     if leap or not verdict.events:
         _count(verdict, emulated.cluster, outcome, history.records, files)

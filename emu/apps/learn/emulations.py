@@ -49,7 +49,12 @@ def emulate(task: Task) -> Answer:
     with scratch("emu-learn-") as place:
         engine = place / "engine.toml"
         engine.write_text(engine_text(task.engine, task.base), encoding="utf-8")
-        settings = (*task.overrides, f"engine.learned={engine}", "output.timeseries_interval_ms=0")
+        settings = (
+            *task.overrides,
+            f"engine.learned={engine}",
+            "output.timeseries_interval_ms=0",
+            "output.heartbeat_s=0",
+        )
         config = adjust(load_config(task.config, settings), seed=None, output=place / "run")
         table = msgspec.structs.replace(config.output, trace=False)
         config = msgspec.structs.replace(config, output=table)

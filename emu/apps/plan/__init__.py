@@ -1,7 +1,9 @@
 """`emu plan`: the cheapest cluster that meets objectives under a given traffic.
 
-question.py    what is asked: model, GPU kinds, traffic, objectives; which clusters come into
-               question, and the bounds that rule clusters out
-answer.py      the search over one layout, over all layouts with the emulator, intervals, headroom
-plan.py        the command; the answer as a configuration, vLLM flags and a Kubernetes manifest
+question.py    what is asked: model, GPU kinds, traffic, objectives
+layouts.py     which clusters come into question; pace.py: what arithmetic says of them
+worlds.py      engines drawn from what is known, seeds, lengths of runs
+search.py      the search over one layout; trials.py: over all, by runs in those worlds
+find.py        from the question to the answer; survive.py, headroom.py, costs.py, doubt.py
+plan.py        `emu.plan`; command.py, words.py, page.py, files.py: what is told and written
 """

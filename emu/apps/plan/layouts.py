@@ -1,10 +1,11 @@
 """Which clusters come into question, and what rules some out before a run.
 
-A **layout** is a kind of GPU, tensor- and pipeline-parallel degrees, a precision, limits of a
-batch and a mode; a **candidate** is a layout with its numbers of replicas. Two facts rule out
-clusters without a run:
+A **layout** is a kind of GPU (or one for prefill and one for decode), tensor- and
+pipeline-parallel degrees, a precision, limits of a batch and a mode; a **candidate** is a layout
+with its numbers of replicas. Three facts rule out clusters without a run:
 
 - A replica whose weights (and one block of KV) do not fit its GPUs cannot start.
+- A request alone on a replica bounds TTFT, TPOT and E2E from below (`pace.py`).
 - Prefill takes at least 2 FLOP per parameter and token. An objective on a percentile q of TTFT
   means that a part q of the prompts is through by the last arrival + the limit; those cost at
   least as much as the shortest prompts of that number, and no replica computes faster than its
@@ -15,25 +16,24 @@ clusters without a run:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from emu.apps.plan.pace import Loads, Pace
+from emu.apps.plan.question import GpuKind, Objective, Question
 from emu.catalogue import sizes
 from emu.catalogue.model import UNITS, ModelSpec
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.units import ceil_div
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-from emu.apps.plan.question import GpuKind, Objective, Question
-
 MODES: Final = ("colocated", "disaggregated")
 _FLOP_PER_PARAMETER: Final = 2
+Values = dict[str, Any]
+"""Dotted keys of a configuration."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -50,6 +50,20 @@ class Layout(msgspec.Struct, frozen=True):
     """max_num_batched_tokens; 0 = as configured."""
     batch_requests: int = 0
     """max_num_seqs; 0 = as configured."""
+    decode_gpu: GpuKind | None = None
+    """Of decode replicas, where they have another kind of GPU."""
+    guess: tuple[int, int] = (1, 1)
+    """Replicas that prefill and that decode, by arithmetic: where the search begins."""
+
+    @property
+    def gpus(self) -> tuple[GpuKind, ...]:
+        """Kinds of GPUs: of prefill (or colocated) replicas, and of decode where it is another."""
+        return (self.gpu,) if self.decode_gpu is None else (self.gpu, self.decode_gpu)
+
+    @property
+    def kinds(self) -> str:
+        """`H100`, or `H100 + L40S`: prefill, then decode."""
+        return " + ".join(kind.name for kind in self.gpus)
 
     @property
     def replica_gpus(self) -> int:
@@ -57,9 +71,9 @@ class Layout(msgspec.Struct, frozen=True):
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
-    def price(self) -> float:
-        """Price of one replica per hour."""
-        return self.replica_gpus * self.gpu.price
+    def prices(self) -> tuple[float, float]:
+        """Prices of one replica per hour: one that prefills (or does both), one that decodes."""
+        return self.replica_gpus * self.gpu.price, self.replica_gpus * self.gpus[-1].price
 
     @property
     def shape(self) -> str:
@@ -74,7 +88,7 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """H100 TP 4 colocated."""
-        return f"{self.gpu.name} {self.shape.replace(',', '')} {self.mode}"
+        return f"{self.kinds} {self.shape.replace(',', '')} {self.mode}"
 
     @property
     def limits(self) -> dict[str, int]:
@@ -117,8 +131,8 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def cost(self) -> float:
         """Per hour; GPUs where they have no price. One that scales costs no less than this."""
-        replicas = self.prefill + self.decode
-        return replicas * self.layout.replica_gpus * self.layout.gpu.price
+        first, second = self.layout.prices
+        return self.prefill * first + self.decode * second
 
     @property
     def label(self) -> str:
@@ -131,12 +145,49 @@ class Candidate(msgspec.Struct, frozen=True):
             kind = "replicas" if self.decode else "colocated"
             return f"{gpus}: {least_text} to {most} {kind} by {self.scaling.system}, {layout.shape}"
         split = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill} colocated"
-        return f"{self.gpus} x {layout.gpu.name}: {split}, {layout.shape}"
+        return f"{self.gpus_told}: {split}, {layout.shape}"
 
-    def values(self, gpus_per_node: int) -> dict[str, Any]:
-        """The keys of a configuration that make this cluster."""
+    @property
+    def gpus_told(self) -> str:
+        """`20 x H100`, or `8 x H100 + 4 x L40S`."""
         layout = self.layout
-        shape = {"tensor_parallel": layout.tensor_parallel}
+        if layout.decode_gpu is None:
+            return f"{self.gpus} x {layout.gpu.name}"
+        each = layout.replica_gpus
+        return f"{self.prefill * each} x {layout.gpu.name} + {self.decode * each} x " + (
+            layout.decode_gpu.name
+        )
+
+    def gpus_of(self, kind: GpuKind) -> int:
+        """GPUs of a kind."""
+        layout = self.layout
+        if layout.decode_gpu is None:
+            return self.gpus if kind == layout.gpu else 0
+        return layout.replica_gpus * (
+            self.prefill * (kind == layout.gpu) + self.decode * (kind == layout.decode_gpu)
+        )
+
+    def machines(self, gpus_per_node: int) -> list[int]:
+        """Machines of each kind of GPU.
+
+        A replica of several machines takes whole ones; a smaller one never lies across two.
+        """
+        each = self.layout.replica_gpus
+        counts = [self.replicas]
+        if self.layout.decode_gpu is not None:
+            counts = [self.prefill, self.decode]
+        if each > gpus_per_node:
+            return [count * ceil_div(each, gpus_per_node) for count in counts]
+        return [ceil_div(count, max(1, gpus_per_node // each)) for count in counts]
+
+    def values(self, gpus_per_node: int, settings: Mapping[str, Any] | None = None) -> Values:
+        """The keys of a configuration that make this cluster.
+
+        `settings`: overrides of every configuration; those of machines hold for both kinds of a
+        cluster that mixes them.
+        """
+        layout = self.layout
+        shape: dict[str, Any] = {"tensor_parallel": layout.tensor_parallel, "place": "spread"}
         if layout.pipeline_parallel > 1:
             shape["pipeline_parallel"] = layout.pipeline_parallel
         replicas: list[dict[str, Any]] = [{"role": "colocated", "count": self.prefill, **shape}]
@@ -148,17 +199,30 @@ class Candidate(msgspec.Struct, frozen=True):
         if self.scaling is not None:
             spare = self.replicas - self.prefill - self.decode
             replicas.append({"role": "inactive", "count": spare, **shape})
-        # A replica of several machines takes whole ones; a smaller one never lies across two.
-        each = layout.replica_gpus
-        machines = ceil_div(self.replicas, max(1, gpus_per_node // each))
-        if each > gpus_per_node:
-            machines = self.replicas * ceil_div(each, gpus_per_node)
+        machines = self.machines(gpus_per_node)
+        nodes: dict[str, Any] = {
+            "nodes.0.gpu": layout.gpu.name,
+            "nodes.0.gpus": gpus_per_node,
+            "nodes.0.count": machines[0],
+        }
+        if layout.decode_gpu is not None:
+            own = {
+                key.removeprefix("nodes.0."): value
+                for key, value in (settings or {}).items()
+                if key.startswith("nodes.0.")
+            }
+            nodes = {
+                "nodes": [
+                    {**own, "gpu": kind.name, "gpus": gpus_per_node, "count": count}
+                    for kind, count in zip(layout.gpus, machines, strict=True)
+                ]
+            }
+            for table, kind in zip(replicas, layout.gpus, strict=True):
+                table["gpu"] = kind.name
         return {
             **{f"scheduler.{key}": value for key, value in layout.limits.items()},
             "model.dtype": layout.dtype,
-            "nodes.0.gpu": layout.gpu.name,
-            "nodes.0.gpus": gpus_per_node,
-            "nodes.0.count": machines,
+            **nodes,
             "replicas": replicas,
             **self._scaling_values(),
         }
@@ -185,21 +249,13 @@ class Candidate(msgspec.Struct, frozen=True):
         return {f"autoscale.{key}": value for key, value in given.items()}
 
 
-class Prompts(msgspec.Struct, frozen=True):
-    """What the bound on throughput needs to know of the traffic."""
-
-    tokens: npt.NDArray[np.int64]
-    """Lengths of all prompts, ascending."""
-    span_s: float
-    """From the first arrival to the last."""
-    is_shared: bool
-    """Some have prefixes in common: then there is no bound."""
-
-
 def layouts_of(
-    question: Question, model: ModelSpec, prompts: Prompts, *, is_roofline: bool, utilization: float
+    question: Question, model: ModelSpec, loads: Loads, paces: PaceOf, *, utilization: float
 ) -> tuple[list[Layout], list[tuple[str, str]]]:
-    """Layouts that can run, and (label, reason) of those that cannot."""
+    """Layouts that can run, and (label, reason) of those that cannot.
+
+    `paces` gives the pace of a layout's replicas on one of its kinds of GPUs; None: not known.
+    """
     found: list[Layout] = []
     refused: list[tuple[str, str]] = []
     batches = list(product(question.batch_tokens, question.batch_requests))
@@ -208,21 +264,61 @@ def layouts_of(
         product(question.tensor_parallel, question.pipeline_parallel),
         question.dtypes,
     ):
-        reason = _obstacle(question, model, gpu, degrees, dtype, utilization)
-        least = 1
-        if is_roofline and not reason:
-            gpus = degrees[0] * degrees[1]
-            least = replicas_min(model, gpu, gpus, prompts, question.objectives)
-        for mode in question.modes:
+        others: list[GpuKind | None] = [None]
+        if question.mixes:
+            others += [other for other in question.gpus if other != gpu]
+        for mode, other in product(question.modes, others):
+            if other is not None and mode != MODES[1]:
+                continue
+            kinds = (gpu,) if other is None else (gpu, other)
+            problems = [_obstacle(question, model, k, degrees, dtype, utilization) for k in kinds]
+            reason = next((problem for problem in problems if problem), "")
             for tokens, requests in batches[: 1 if reason else None]:
-                layout = Layout(gpu, degrees[0], dtype, mode, least, degrees[1], tokens, requests)
-                if reason:
-                    refused.append((layout.label, reason))
+                plain = Layout(gpu, degrees[0], dtype, mode, 1, degrees[1], tokens, requests, other)
+                layout, why = (plain, reason) if reason else _paced(plain, question, loads, paces)
+                if why:
+                    refused.append((layout.label, why))
                 else:
                     found.append(layout)
     # Colocated first: their search is short, and its answer bounds the search over splits.
-    found.sort(key=lambda layout: (MODES.index(layout.mode), layout.price * layout.replicas_min))
+    found.sort(key=lambda layout: (MODES.index(layout.mode), guessed_cost(layout)))
     return found, refused
+
+
+def guessed_cost(layout: Layout) -> float:
+    """Per hour, by arithmetic."""
+    first, second = layout.prices
+    return layout.guess[0] * first + (layout.guess[1] * second if layout.mode == MODES[1] else 0)
+
+
+def _paced(layout: Layout, question: Question, loads: Loads, paces: PaceOf) -> tuple[Layout, str]:
+    """The layout with what arithmetic says of it, and why it cannot meet the objectives."""
+    both = [paces(layout, kind) for kind in layout.gpus]
+    if both[0] is None or both[-1] is None:
+        return layout, ""
+    firsts = [one for one in question.objectives if one.metric != "tpot"]
+    steps = [one for one in question.objectives if one.metric != "ttft"]
+    why = both[0].obstacle(firsts, loads) or both[-1].obstacle(steps, loads)
+    if why:
+        return layout, why
+    least = replicas_min(layout, paces.model, loads, question.objectives) if paces.model else 1
+    if layout.mode == MODES[0]:
+        guess = (math.ceil(both[0].colocated(question.objectives, loads)), 0)
+    else:
+        prefill = both[0].split(question.objectives, loads)[0]
+        decode = both[-1].split(question.objectives, loads)[1]
+        guess = (math.ceil(prefill), max(1, math.ceil(decode)))
+    guess = (max(guess[0], least), guess[1])
+    return msgspec.structs.replace(layout, replicas_min=least, guess=guess), ""
+
+
+class PaceOf(Protocol):
+    """What arithmetic says of a layout's replicas."""
+
+    model: ModelSpec | None
+    """Where products never beat the GPU's peak (the roofline backend): the model."""
+
+    def __call__(self, layout: Layout, kind: GpuKind) -> Pace | None: ...
 
 
 def _obstacle(
@@ -260,25 +356,20 @@ def _obstacle(
 
 
 def replicas_min(
-    model: ModelSpec,
-    gpu: GpuKind,
-    gpus: int,
-    prompts: Prompts,
-    objectives: Sequence[Objective],
+    layout: Layout, model: ModelSpec, loads: Loads, objectives: Sequence[Objective]
 ) -> int:
-    """The least number of replicas of so many GPUs that can compute the prompts in time (see the
-    module)."""
+    """The least number of replicas that can compute the prompts in time (see the module)."""
     least = 1
-    if prompts.is_shared:
+    if loads.is_shared:
         return least
     tables = sizes.embedding_params(model) + sizes.head_params(model)
     per_token = _FLOP_PER_PARAMETER * (sizes.active_parameter_count(model) - tables)
-    peak = gpus * max(gpu.spec.peak_flops(dtype) for dtype in UNITS)
+    peak = layout.replica_gpus * max(layout.gpu.spec.peak_flops(dtype) for dtype in UNITS)
     for objective in objectives:
         if objective.metric != "ttft":
             continue
-        counted = math.floor(len(prompts.tokens) * int(objective.at[1:]) / 100)
-        flop = float(prompts.tokens[:counted].sum()) * per_token
-        seconds = prompts.span_s + objective.limit_ms / 1000
+        counted = math.floor(len(loads.prompts) * int(objective.at[1:]) / 100)
+        flop = float(loads.prompts[:counted].sum()) * per_token
+        seconds = loads.span_s + objective.limit_ms / 1000
         least = max(least, math.ceil(flop / (peak * seconds) * (1 - 1e-9)))
     return least

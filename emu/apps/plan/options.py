@@ -27,9 +27,9 @@ class PlanOptions(Model, Traffic, Workers):
     gpu: Annotated[
         str | Sequence[str],
         Option(
-            "Kind of GPU, its price of one hour, how many there are: H100=2.5:64 (may be"
-            " repeated).",
-            metavar="NAME[=PRICE][:COUNT]",
+            "Kind of GPU, its price of one hour (reserved/on demand), how many there are: H100=2.5,"
+            " H100=2.5/4:64 (may be repeated).",
+            metavar="NAME[=PRICE[/PRICE]][:COUNT]",
         ),
     ] = ()
     ttft_p50: Annotated[
@@ -73,13 +73,56 @@ class PlanOptions(Model, Traffic, Workers):
     max_num_seqs: Annotated[
         Sequence[int], Option("Running requests of a replica to try [as configured].", at_least=1)
     ] = ()
+    mix: Annotated[
+        bool, Option("Prefill and decode replicas may have different kinds of GPUs.")
+    ] = False
+    confidence: Annotated[
+        float,
+        Option("Part of the draws that must meet every objective.", at_least=0.05, at_most=1.0),
+    ] = 0.9
+    draws: Annotated[
+        int,
+        Option(
+            "Draws of the engine from what is known of it, each with a seed of its own; 0 = none:"
+            " the engine as emu has it, with each of the seeds.",
+            at_least=0,
+        ),
+    ] = 20
     seeds: Annotated[
         int,
         Option(
-            "Every objective must be met with each of so many seeds; 0 = 3, or 1 of a trace.",
-            at_least=0,
+            "Seeds beside the draws, with the engine as it is; 0 = 3, or 1 of a trace.", at_least=0
         ),
     ] = 0
+    duration: Annotated[
+        str | None,
+        Option(
+            "Arrivals of the runs that the answer rests on, such as 300s; without it by the time"
+            " that requests stay, with --requests by their number.",
+            metavar=DURATION,
+        ),
+    ] = None
+    survive: Annotated[
+        str,
+        Option(
+            "Also the cheapest cluster that meets the objectives after a loss: replica, machine,"
+            " rank or zone."
+        ),
+    ] = ""
+    during: Annotated[
+        Sequence[str],
+        Option(
+            "Objectives after the loss, such as ttft_p95=3s; without it, all as before.",
+            metavar="NAME=TIME",
+        ),
+    ] = ()
+    away: Annotated[
+        str | None,
+        Option("What is lost is back after so long; without it, never.", metavar=DURATION),
+    ] = None
+    zones: Annotated[
+        int, Option("Zones that machines are dealt over (--survive zone).", at_least=2)
+    ] = 3
     max_gpus: Annotated[int, Option("Largest cluster to try.", at_least=1)] = 256
     gpus_per_node: Annotated[int, Option("GPUs of a machine.", at_least=1)] = 8
     output: Annotated[str | Path, output("Directory for the answer and the store of runs.")] = Path(

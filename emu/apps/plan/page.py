@@ -1,47 +1,52 @@
-"""The answer of a plan as a page: the best clusters, what was ruled out, the flags."""
+"""The answer of a plan as a page: the clusters, how sure they are, costs, what was ruled out."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from emu.apps.plan.answer import Answer, Ranked
+import numpy as np
+
+from emu.apps.plan.answer import Answer, Ranked, Reading
+from emu.apps.plan.costs import costs_told
+from emu.apps.plan.doubt import doubt_told
+from emu.apps.plan.words import bounds_text, headroom_text, refused_kinds, survivor_lines
 from emu.report.atomic import write_text
-from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
+from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series
 from emu.report.page.pages import page
 from emu.report.table import number
+
+_BINS: Final = 12
+_CLUSTERS_MAX: Final = 12
+_ROW_PX: Final = 26
+_LABEL_MAX: Final = 34
+"""Characters of a cluster's name beside a bar: a narrow screen has no more room."""
 
 
 def write_page(answer: Answer, directory: Path) -> Path:
     """Write report.html; its path."""
-    room = answer.headroom
-    headroom = f"meets everything up to {room.factor:g} times the traffic tried"
-    if room.breaks_at is not None:
-        headroom = (
-            f"{100 * (room.factor - 1):.0f} % more traffic; at "
-            f"{100 * (room.breaks_at - 1):.0f} % more {' and '.join(room.breaks)} breaks"
-        )
     flags = directory / "vllm.txt"
+    best = answer.rows[0]
     text = page(
         "plan.html",
         title=f"emu: plan for {answer.model} ({answer.weights})",
-        charts=_charts(answer),
+        charts=[*_cost_chart(answer), *_draw_charts(best)],
         facts=[
             answer.engine,
             f"{answer.rate_per_s:g} requests/s",
             *answer.objectives,
             f"{answer.runs} runs",
+            *([f"{answer.run_s:g} s of arrivals each"] if answer.run_s else []),
         ],
-        best=answer.rows[0].label,
-        headroom=headroom,
-        head=[
-            "cluster",
-            *(["GPUs, mean"] if any(row.system for row in answer.rows) else []),
-            "$/h" if answer.has_prices else "GPUs",
-            "of a limit",
-            *_labels(answer),
-        ],
-        rows=[_cells(row, has_mean=any(one.system for one in answer.rows)) for row in answer.rows],
-        refused=list(answer.refused.items()),
+        best=best.label,
+        tiles=_tiles(answer),
+        lines=_lines(answer),
+        survivors=survivor_lines(answer),
+        head=_head(answer),
+        rows=[_cells(row, answer) for row in [*answer.rows, *answer.others]],
+        refused=[(why, ", ".join(layouts)) for why, layouts in refused_kinds(answer)],
         flags=flags.read_text(encoding="utf-8") if flags.is_file() else "",
         files=", ".join(sorted(path.name for path in directory.glob("*.[ty][oa]ml"))),
     )
@@ -50,47 +55,147 @@ def write_page(answer: Answer, directory: Path) -> Path:
     return path
 
 
-def _labels(answer: Answer) -> list[str]:
-    return [f"{reading.label}, ms" for reading in answer.rows[0].readings]
+def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
+    """(what, figure, what to know of it)."""
+    best = answer.rows[0]
+    tiles = []
+    if best.of:
+        sure = f"met in {best.met} of {best.of} draws"
+        tiles.append((f"meets with {100 * answer.confidence:g} %", f"{best.gpus} GPUs", sure))
+    else:
+        tiles.append(("meets, engine as it is", f"{best.gpus} GPUs", "no draws"))
+    if answer.median is not None:
+        row = answer.median
+        tiles.append(("meets with 50 %", f"{row.gpus} GPUs", row.label))
+    if answer.survivor is not None:
+        row = answer.survivor
+        tiles.append((f"survives a lost {answer.survive}", f"{row.gpus} GPUs", row.label))
+    if answer.has_prices:
+        tiles.append(("price", f"{best.cost_per_h:,.2f} $/h", f"{best.costs.per_year:,.0f} a year"))
+    room = answer.headroom
+    tiles.append(("headroom", f"{100 * (room.factor - 1):.0f} %", "engine as it is"))
+    return tiles
 
 
-def _cells(row: Ranked, *, has_mean: bool) -> list[str]:
-    cells = [row.label, *([f"{row.gpus_mean:.1f}"] if has_mean else [])]
-    cells += [f"{row.cost_per_h:,.2f}", f"{100 * row.worst:.0f} %"]
-    for reading in row.readings:
-        text = number(reading.mean_ms)
-        if reading.low_ms is not None and reading.high_ms is not None:
-            text += f" [{number(reading.low_ms)}, {number(reading.high_ms)}]"
-        cells.append(text)
-    return cells
+def _lines(answer: Answer) -> list[str]:
+    lines = [f"Headroom: {headroom_text(answer.headroom)}."]
+    if costs_told(answer.rows[0].costs):
+        lines.append(f"Cost: {'; '.join(costs_told(answer.rows[0].costs))}.")
+    if answer.doubt is not None:
+        lines.append(f"How sure: {doubt_told(answer.doubt)}.")
+    lines.append(f"By arithmetic, before any run: {bounds_text(answer.bounds)}.")
+    return lines
 
 
-def _charts(answer: Answer) -> list[Chart]:
-    """What the clusters cost, and how near to their limits they are."""
-    if len(answer.rows) < 2:
+def _head(answer: Answer) -> list[str]:
+    return [
+        "cluster",
+        *(["GPUs, mean"] if any(row.system for row in answer.rows) else []),
+        "$/h" if answer.has_prices else "GPUs",
+        *(["$ per million tokens in", "out"] if answer.has_prices else []),
+        "draws that meet",
+        *(f"{reading.label}, ms" for reading in answer.rows[0].readings),
+    ]
+
+
+def _cells(row: Ranked, answer: Answer) -> list[str]:
+    cells = [row.label]
+    cells += [f"{row.gpus_mean:.1f}"] if any(one.system for one in answer.rows) else []
+    cells.append(f"{row.cost_per_h:,.2f}")
+    if answer.has_prices:
+        cells += [f"{row.costs.per_million_in:.3g}", f"{row.costs.per_million_out:.3g}"]
+    cells.append(f"{row.met} of {row.of}" if row.of else "not drawn")
+    return cells + [_reading_text(reading) for reading in row.readings]
+
+
+def _reading_text(reading: Reading) -> str:
+    text = number(reading.mean_ms)
+    if reading.low_ms is not None and reading.high_ms is not None:
+        text += f" [{number(reading.low_ms)}, {number(reading.high_ms)}]"
+    if reading.drawn_low_ms is not None and reading.drawn_high_ms is not None:
+        text += f"; {number(reading.drawn_low_ms)} to {number(reading.drawn_high_ms)}"
+    return text
+
+
+def _cost_chart(answer: Answer) -> list[Chart]:
+    """What the best of each layout costs: a bar with its name."""
+    rows = [*answer.rows, *answer.others][:_CLUSTERS_MAX]
+    if len(rows) < 2:
         return []
-    costs = [row.cost_per_h for row in answer.rows]
-    used = [100 * row.worst for row in answer.rows]
+    parts = [
+        (
+            "meets with the confidence",
+            PALETTE[0],
+            [row.of > 0 or not answer.median for row in rows],
+        ),
+        (
+            "engine as it is, not drawn",
+            PALETTE[1],
+            [bool(answer.median) and not row.of for row in rows],
+        ),
+    ]
     return [
         Chart(
-            chart_id="clusters",
+            chart_id="costs",
             section="clusters",
-            title="Cost and how near the tightest objective is to its limit",
-            x=spread_axis(min(costs), max(costs), "$/h" if answer.has_prices else "GPUs"),
-            y=Axis(title="% of the limit", unit="%", low=0, high=110),
-            limits=[Limit(axis="y", value=100, text="the limit")],
+            title="The cheapest cluster of each layout",
+            x=Axis(title="$/h" if answer.has_prices else "GPUs", low=0),
+            y=Axis(names=[_short_label(row.label) for row in rows], inverse=True),
             is_wide=True,
+            height=90 + _ROW_PX * len(rows),
             series=[
                 Series(
-                    name="clusters",
-                    color=PALETTE[0],
-                    x=costs,
-                    y=used,
-                    shape="points",
-                    size=9,
-                    text=[row.label for row in answer.rows],
-                    labels=[row.label.partition(": ")[2] for row in answer.rows],
+                    name=name,
+                    color=color,
+                    shape="bar",
+                    x=[
+                        row.cost_per_h if is_in else 0.0
+                        for row, is_in in zip(rows, chosen, strict=True)
+                    ],
+                    y=[float(index) for index in range(len(rows))],
+                    text=[row.label for row in rows],
                 )
+                for name, color, chosen in parts
+                if any(chosen)
             ],
         )
     ]
+
+
+def _short_label(label: str) -> str:
+    """`20 B200 6P+4D TP 2`: a name that fits beside a bar."""
+    gpus, _, shape = label.partition(": ")
+    words = gpus.replace(" x ", " ").split("-")[0]
+    return f"{words} {shape.replace(' colocated', 'C').replace(',', '')}"[:_LABEL_MAX]
+
+
+def _draw_charts(row: Ranked) -> list[Chart]:
+    """How the objectives of the best cluster fall over the draws."""
+    return [
+        _histogram(index, reading)
+        for index, reading in enumerate(row.readings)
+        if len(reading.drawn_ms) > 1 and math.isfinite(max(reading.drawn_ms))
+    ]
+
+
+def _histogram(index: int, reading: Reading) -> Chart:
+    values: Sequence[float] = reading.drawn_ms
+    high = max(*values, reading.limit_ms) * 1.02
+    low = min(*values, reading.limit_ms) * 0.98
+    counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
+    x: list[float] = []
+    y: list[float] = []
+    for count, left, right in zip(counts.tolist(), edges[:-1], edges[1:], strict=True):
+        x += [float(left), float(right)]
+        y += [float(count), float(count)]
+    return Chart(
+        chart_id=f"draws{index}",
+        section="sure",
+        title=f"{reading.label} over {len(values)} draws of the engine",
+        x=Axis(title=reading.label, unit="ms", low=float(f"{low:.4g}"), high=float(f"{high:.4g}")),
+        y=Axis(title="draws", low=0),
+        limits=[Limit(axis="x", value=reading.limit_ms, text="limit")],
+        series=[
+            Series(name="draws", color=PALETTE[0], shape="line", x=x, y=y, area=True),
+        ],
+    )

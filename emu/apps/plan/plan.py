@@ -6,16 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from emu.apps.plan.answer import Answer, find_cluster
+from emu.apps.plan.answer import Answer
 from emu.apps.plan.files import write_answer
+from emu.apps.plan.find import Say, find_cluster
 from emu.apps.plan.layouts import MODES
 from emu.apps.plan.options import PlanOptions
 from emu.apps.plan.page import write_page
-from emu.apps.plan.question import OBJECTIVES, Question, gpu_kinds, objective
+from emu.apps.plan.question import (
+    OBJECTIVES,
+    GpuKind,
+    Question,
+    duration_ms,
+    gpu_kinds,
+    objective,
+    objectives_during,
+)
 from emu.apps.plan.scaled import NOT_SCALED, SYSTEMS
+from emu.apps.plan.survive import LOSSES
 from emu.apps.plan.traffic import traffic, wrong
-from emu.apps.shared.answer import Watch
 from emu.apps.shared.settings import settings_of
+from emu.apps.shared.watching import Watch
 from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.options.declare import takes
@@ -41,10 +51,11 @@ def plan(options: PlanOptions) -> Answer:
     return planned(options)
 
 
-def planned(options: PlanOptions, watch: Watch | None = None) -> Answer:
-    """The answer to what the options ask; its files are written."""
+def planned(options: PlanOptions, watch: Watch | None = None, say: Say | None = None) -> Answer:
+    """The answer to what the options ask; its files are written. `say` hears what arithmetic
+    says, before any run."""
     directory = Path(options.output)
-    answer = find_cluster(question_of(options), directory, options, watch)
+    answer = find_cluster(question_of(options), directory, options, watch, say)
     write_answer(answer, directory)
     write_page(answer, directory)
     return answer
@@ -77,6 +88,17 @@ def question_of(options: PlanOptions) -> Question:
         modes=_words(options.mode, MODES, MODES, "--mode"),
         dtypes=_words(options.dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(options.seeds, is_trace="path" in table),
+        mixes=_mixes(options, gpus),
+        confidence=options.confidence,
+        draws=options.draws,
+        run_s=0.0
+        if options.duration is None
+        else duration_ms(options.duration, "--duration") / 1e3,
+        has_count=bool(options.requests) or "path" in table,
+        survive=_word(options.survive, LOSSES, "--survive"),
+        zones=options.zones,
+        away_s=0.0 if options.away is None else duration_ms(options.away, "--away") / 1e3,
+        during=objectives_during(options.during) or tuple(given),
         gpus_max=options.max_gpus,
         gpus_per_node=options.gpus_per_node,
         settings=settings,
@@ -98,6 +120,19 @@ def _settings(
     if scaling and systems == (NOT_SCALED,):
         raise InputError("--set", None, next(iter(scaling)), "give --autoscale")
     return settings, scaling
+
+
+def _mixes(options: PlanOptions, gpus: Sequence[GpuKind]) -> bool:
+    """Whether kinds are mixed. Raises InputError where there is nothing to mix."""
+    if options.mix and len(gpus) < 2:
+        raise wrong("--mix", "give two kinds of GPUs or more")
+    if options.mix and options.mode and MODES[1] not in options.mode:
+        raise wrong("--mix", f"mixes the kinds of prefill and decode: needs --mode {MODES[1]}")
+    return options.mix
+
+
+def _word(given: str, known: Sequence[str], option: str) -> str:
+    return _words((given,), known, (), option)[0] if given else ""
 
 
 def _numbers(given: Iterable[int]) -> tuple[int, ...]:

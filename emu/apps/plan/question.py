@@ -1,6 +1,6 @@
 """What `emu plan` is asked, and which clusters come into question. Runs nothing.
 
-    gpu_kind("H100=2.5:64")              2.5 per GPU hour, at most 64 of them
+    gpu_kind("H100=2.5/4:64")            2.5 per GPU hour, 4 on demand, at most 64 of them
     objective("ttft_p95", "500ms")
     lengths("median=1000,sigma=0.8,max=8000", "--prompt-tokens")
 
@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
+from emu.apps.plan.traffic import SOURCE, wrong
 from emu.apps.shared.conditions import Condition
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.config.names import did_you_mean
-
-if TYPE_CHECKING:
-    pass
-from emu.apps.plan.traffic import SOURCE, wrong
 
 METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Metric of an option -> its name in summary.json."""
@@ -39,6 +36,8 @@ class GpuKind(msgspec.Struct, frozen=True):
     """Of one GPU hour; 1 for every kind if no kind has a price."""
     count_max: int
     """How many there are; 0 = as many as needed."""
+    on_demand: float = 0.0
+    """Price of what is not always there, where that is another; 0 = the same."""
 
     @property
     def name(self) -> str:
@@ -98,6 +97,24 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Presets of [autoscale] to try; "none" = a cluster that does not scale."""
     scaling: dict[str, Any] = {}
     """Overrides of every configuration that scales (dotted keys)."""
+    mixes: bool = False
+    """Prefill and decode may have different kinds of GPUs."""
+    confidence: float = 0.9
+    """Part of the draws in which a cluster must meet the objectives."""
+    draws: int = 0
+    """Of the engine; 0 = none: every seed must meet them with the engine as it is."""
+    run_s: float = 0.0
+    """Seconds of arrivals of the runs that the answer rests on; 0 = by residence and rate."""
+    has_count: bool = False
+    """Runs have a number of requests, or a trace's, and no length in time."""
+    survive: str = ""
+    """A loss that the cluster must live through: replica, machine, rank or zone; empty = none."""
+    zones: int = 3
+    """Machines are dealt over so many."""
+    away_s: float = 0.0
+    """What is lost comes back after so long; 0 = not before the end of the run."""
+    during: tuple[Objective, ...] = ()
+    """Objectives after the loss."""
 
 
 def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
@@ -109,41 +126,62 @@ def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
     for name in names:
         if names.count(name) > 1:
             raise wrong("--gpu", f"{name} is given more than once")
-    priced = [price is not None for _, price, _ in read]
+    priced = [price is not None for _, (price, _), _ in read]
     if any(priced) and not all(priced):
         without = names[priced.index(False)]
         raise wrong("--gpu", f"{without} has no price, others have; prices compare only if all do")
     kinds = tuple(
-        GpuKind(spec, 1.0 if price is None else price, count_max) for spec, price, count_max in read
+        GpuKind(spec, 1.0 if price is None else price, count_max, on_demand)
+        for spec, (price, on_demand), count_max in read
     )
     return kinds, all(priced)
 
 
-def _gpu_kind(text: str) -> tuple[GpuSpec, float | None, int]:
-    """NAME, NAME=PRICE, NAME:COUNT or NAME=PRICE:COUNT."""
+def _gpu_kind(text: str) -> tuple[GpuSpec, tuple[float | None, float], int]:
+    """NAME[=PRICE[/ON_DEMAND]][:COUNT]; the prices, None without."""
     rest, colon, count_text = text.partition(":")
     name, equals, price_text = rest.partition("=")
     spec = lookup_gpu(name.strip(), SOURCE, "--gpu")
-    price = _positive(price_text, "--gpu", f"price of {text!r}") if equals else None
+    price, on_demand = None, 0.0
+    if equals:
+        reserved, slash, other = price_text.partition("/")
+        price = _positive(reserved, "--gpu", f"price of {text!r}")
+        if slash:
+            on_demand = _positive(other, "--gpu", f"price on demand of {text!r}")
     if not colon:
-        return spec, price, 0
+        return spec, (price, on_demand), 0
     if not (count_text.isascii() and count_text.isdigit() and int(count_text) > 0):
         raise wrong("--gpu", f"number of GPUs of {text!r}: expected a whole number from 1")
-    return spec, price, int(count_text)
+    return spec, (price, on_demand), int(count_text)
 
 
 def objective(name: str, text: str | float) -> Objective:
     """`ttft_p95`, `500ms` -> an objective; a bare number is refused. Raises InputError."""
     if name not in OBJECTIVES:
         raise wrong(name, f"no such objective{did_you_mean(name, OBJECTIVES)}")
-    option = f"--{name.replace('_', '-')}"
+    metric, _, at = name.partition("_")
+    return Objective(metric, at, duration_ms(text, f"--{name.replace('_', '-')}"))
+
+
+def objectives_during(texts: Sequence[str]) -> tuple[Objective, ...]:
+    """`ttft_p95=3s` each. Raises InputError."""
+    found = []
+    for text in texts:
+        name, equals, limit = text.partition("=")
+        if not equals:
+            raise wrong("--during", f"{text!r}: expected an objective such as ttft_p95=3s")
+        found.append(objective(name.strip().replace("-", "_"), limit))
+    return tuple(found)
+
+
+def duration_ms(text: str | float, option: str) -> float:
+    """`500ms` or `0.5s`, in ms; a bare number is refused. Raises InputError."""
     given = str(text).strip()
     unit = "ms" if given.endswith("ms") else "s" if given.endswith("s") else ""
     if not unit:
         raise wrong(option, f"{given!r} needs a unit: 500ms or 0.5s")
     value = _positive(given.removesuffix(unit), option, f"duration {given!r}")
-    metric, _, at = name.partition("_")
-    return Objective(metric, at, value * _UNITS_MS[unit])
+    return value * _UNITS_MS[unit]
 
 
 def _positive(text: str, option: str, what: str) -> float:

@@ -1,87 +1,145 @@
 """The search over one layout: a generator that is told how its candidates do. Pure.
 
-    search = search_of(layout, limit)
+    search = search_of(layout, start, limit)
     asked = next(search)
-    asked = search.send([worst(candidate) for candidate in asked])     # until StopIteration
+    asked = search.send([holds(candidate) for candidate in asked.candidates])  # until StopIteration
 
-`worst` is the largest figure / limit of a run: up to 1 it meets. The search takes the objectives
-to be monotone: a cluster that meets them still does with a replica more of either role. Then a
-number of colocated replicas is found by bisection; and what fails with as many replicas of one
-role as the limit allows gives the least number of the other. `limit()` is the largest number of
-replicas that could still be as cheap as the best cluster known; it may fall between two steps.
-Clusters at the limit itself are tried, so that ties are found.
+What is asked is whether enough worlds have a largest figure / limit up to `asked.slack`: at 1 a
+cluster meets the objectives. The search takes the objectives to be monotone: a cluster that meets
+them still does with a replica more of either role. So what fails with plenty of one role gives the
+least number of the other, and from these least numbers clusters are tried in the order of their
+cost. Only failures are used as bounds, and those that are near (`is_probe`) may be judged by a few
+worlds: a failure in so many that the rest could not mend it is one.
+
+`start` says where the least numbers are looked for first. `limit()` is the largest cost that could
+still be as good as the best cluster known; it may fall between two steps. Clusters at the limit
+itself are tried, so that ties are found.
 
 More prefill replicas send requests to decode in denser bursts, so that TPOT may rise a little with
-them: a bound on a role counts only where its run misses by SLACK.
+them: a bound on a role counts only where its runs miss by SLACK.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from typing import Final
 
+import msgspec
+
 from emu.apps.plan.layouts import Candidate, Layout
 
-Search = Generator[list[Candidate], list[float], None]
-Limit = Callable[[], int]
 SLACK: Final = 1.1
-"""A split is ruled out by a run that misses a limit by more than this factor."""
+"""A number of a role is ruled out by runs that miss a limit by more than this factor."""
+_EPSILON: Final = 1e-9
 
 
-def search_of(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
-    """The search over a layout; `is_bounded`: some cluster is known, the limit is near."""
+class Asked(msgspec.Struct, frozen=True):
+    """Clusters whose runs the search wants."""
+
+    candidates: tuple[Candidate, ...]
+    slack: float = 1.0
+    """Figure / limit up to which a world counts as met."""
+    is_probe: bool = False
+    """A cluster holds unless so many worlds fail that it cannot; no more of them are run."""
+
+
+Search = Generator[Asked, list[bool], None]
+Limit = Callable[[], float]
+
+
+def search_of(layout: Layout, start: tuple[int, int], limit: Limit, replicas_max: int) -> Search:
+    """The search over a layout from so many replicas of each role (decode 0 where colocated)."""
     if layout.mode == "colocated":
-        return _colocated(layout, limit, is_bounded=is_bounded)
-    return _splits(layout, limit)
+        yield from _colocated(layout, start[0], limit, replicas_max)
+        return
+    yield from _splits(layout, start, limit, replicas_max)
 
 
-def _colocated(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
-    """Doubling until the objectives are met, then bisection."""
-    low = layout.replicas_min - 1
-    """No number up to this meets."""
-    high = 0
-    """Meets; 0 = none known."""
-    tried = limit() if is_bounded else layout.replicas_min
-    while not high:
-        tried = min(tried, limit())
+def _colocated(layout: Layout, start: int, limit: Limit, replicas_max: int) -> Search:
+    price = layout.prices[0]
+
+    def most() -> int:
+        return affordable(limit(), price, replicas_max)
+
+    def asked(count: int) -> Asked:
+        return Asked((Candidate(layout, count, 0),), is_probe=True)
+
+    least = yield from _least(layout.replicas_min, start, most, asked)
+    while least <= most():
+        if (yield Asked((Candidate(layout, least, 0),)))[0]:
+            return
+        least += 1
+
+
+def affordable(cost: float, price: float, most: int) -> int:
+    """How many replicas a cost buys, up to `most`."""
+    return most if math.isinf(cost) else min(most, int(cost / price * (1 + _EPSILON)))
+
+
+def _least(
+    least: int, start: int, most: Callable[[], int], asked: Callable[[int], Asked]
+) -> Generator[Asked, list[bool], int]:
+    """The smallest count that does not fail, from `least` on; beyond `most()` if all do.
+
+    Steps from `start` grow until a change is found; then bisection.
+    """
+    low, high = least - 1, 0
+    tried, step = max(least, start), 1
+    while not high or high - low > 1:
+        tried = min(tried, most()) if not high else tried
         if tried <= low:
-            return
-        if (yield [Candidate(layout, tried, 0)])[0] <= 1:
+            return low + 1
+        if (yield asked(tried))[0]:
             high = tried
+            is_low_tried = low >= least
+            tried = (low + high) // 2 if is_low_tried else max(low + 1, high - step)
         else:
-            low, tried = tried, 2 * tried
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (yield [Candidate(layout, middle, 0)])[0] <= 1:
-            high = middle
-        else:
-            low = middle
+            low = tried
+            tried = (low + high) // 2 if high else low + step
+        step *= 2
+    return high
 
 
-def _splits(layout: Layout, limit: Limit) -> Search:
-    """Least number of each role, then totals from their sum upwards until one split meets."""
-    most = limit() - 1
-    """Of one role."""
-    least_prefill = layout.replicas_min
-    if most < least_prefill:
-        return
-    if (yield [Candidate(layout, most, most)])[0] > SLACK:
-        return
-    prefill, decode = [least_prefill - 1, most], [0, most]
-    while prefill[1] - prefill[0] > 1 or decode[1] - decode[0] > 1:
-        brackets = [b for b in (prefill, decode) if b[1] - b[0] > 1]
-        middles = [sum(bracket) // 2 for bracket in brackets]
-        asked = [
-            Candidate(layout, *((middle, most) if bracket is prefill else (most, middle)))
-            for bracket, middle in zip(brackets, middles, strict=True)
-        ]
-        told = yield asked
-        for bracket, middle, worst in zip(brackets, middles, told, strict=True):
-            bracket[1 if worst <= SLACK else 0] = middle
-    total = prefill[1] + decode[1]
-    while total <= limit():
-        splits = range(prefill[1], total - decode[1] + 1)
-        told = yield [Candidate(layout, count, total - count) for count in splits]
-        if min(told, default=SLACK) <= 1:
+def _splits(layout: Layout, start: tuple[int, int], limit: Limit, replicas_max: int) -> Search:
+    """Least number of each role, then splits in the order of their cost until one meets."""
+    first, second = layout.prices
+
+    def most(price: float, other: float) -> int:
+        return affordable(limit() - other, price, replicas_max - 1)
+
+    def plenty(count: int, role_max: int) -> int:
+        return max(1, min(2 * count + 2, role_max))
+
+    def many_prefill(decode: int) -> Asked:
+        prefill = plenty(start[0], replicas_max)
+        return Asked((Candidate(layout, prefill, decode),), SLACK, is_probe=True)
+
+    def many_decode(prefill: int) -> Asked:
+        decode = plenty(start[1], replicas_max)
+        return Asked((Candidate(layout, prefill, decode),), SLACK, is_probe=True)
+
+    prefill = yield from _least(
+        layout.replicas_min, start[0], lambda: most(first, second), many_decode
+    )
+    decode = yield from _least(1, start[1], lambda: most(second, prefill * first), many_prefill)
+    waiting = {(prefill, decode)}
+    done: set[tuple[int, int]] = set()
+    while waiting:
+        cheapest = min(p * first + d * second for p, d in waiting)
+        if cheapest > limit() * (1 + _EPSILON):
             return
-        total += 1
+        now = sorted(
+            pair
+            for pair in waiting
+            if pair[0] * first + pair[1] * second <= cheapest * (1 + _EPSILON)
+        )
+        asked = [pair for pair in now if sum(pair) <= replicas_max]
+        if asked:
+            told = yield Asked(tuple(Candidate(layout, *pair) for pair in asked))
+            if any(told):
+                return
+        done |= set(now)
+        waiting -= done
+        for p, d in asked:
+            waiting |= {(p + 1, d), (p, d + 1)} - done

@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 
 from emu.api import override_texts
-from emu.apps.plan.layouts import Candidate, Prompts
+from emu.apps.plan.layouts import Candidate
+from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Question
+from emu.apps.plan.spans import Spans
 from emu.apps.plan.traffic import SOURCE
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import check_dtype
@@ -85,15 +87,17 @@ def set_rate(plain: dict[str, Any], question: Question, workload: Workload) -> f
     return question.rate_per_s
 
 
-def prompts_of(workload: Workload, question: Question, rate: float) -> Prompts:
-    """What the bound on throughput needs; sessions stretch the span, so they have no bound."""
-    lengths = [block.prompt_tokens for block, _ in workload.blocks()]
-    tokens = np.sort(np.concatenate(lengths)) if lengths else np.zeros(0, dtype=np.int64)
-    is_plain = not workload.has_prefixes and len(tokens) == workload.count
+def loads_of(workload: Workload, question: Question, rate: float) -> Loads:
+    """The traffic in numbers; sessions stretch the span, so that they have no bound."""
+    blocks = [block for block, _ in workload.blocks()]
+    none = np.zeros(0, dtype=np.int64)
+    prompts = np.sort(np.concatenate([b.prompt_tokens for b in blocks])) if blocks else none
+    outputs = np.sort(np.concatenate([b.output_tokens for b in blocks])) if blocks else none
+    is_plain = not workload.has_prefixes and len(prompts) == workload.count
     span_s = (workload.last_arrival_ns - workload.first_arrival_ns) / NS_PER_S
     if "path" in question.workload:
         span_s = (workload.count - 1) / rate
-    return Prompts(tokens, span_s, not is_plain)
+    return Loads(prompts, outputs, rate, span_s, not is_plain)
 
 
 def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -105,15 +109,23 @@ def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str
     return {"workload.synthetic.arrivals.rate_per_s": rate * factor}
 
 
-def checked_tables(plain: dict[str, Any], question: Question, best: Candidate) -> dict[str, Any]:
+def checked_tables(
+    plain: dict[str, Any], question: Question, best: Candidate, spans: Spans
+) -> dict[str, Any]:
     """The best cluster as the tables of a configuration, settings included."""
     tables = msgspec.to_builtins(plain)
     values = best.values(question.gpus_per_node)
-    node = tables["nodes"][0]
-    for key in ("gpu", "gpus", "count"):
-        node[key] = values[f"nodes.0.{key}"]
+    if best.layout.decode_gpu is None:
+        node = tables["nodes"][0]
+        for key in ("gpu", "gpus", "count"):
+            node[key] = values[f"nodes.0.{key}"]
+    else:
+        tables["nodes"] = best.values(question.gpus_per_node, question.settings)["nodes"]
     if question.has_prices:
-        node["hourly_price"] = best.layout.gpu.price
+        for node, kind in zip(tables["nodes"], best.layout.gpus, strict=True):
+            node["hourly_price"] = kind.price
+    if spans.long_s:
+        tables["workload"]["synthetic"]["duration_s"] = spans.long_s
     tables["replicas"] = values["replicas"]
     if best.layout.limits:
         tables.setdefault("scheduler", {}).update(best.layout.limits)

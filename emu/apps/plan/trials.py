@@ -1,15 +1,24 @@
-"""Candidates and what came of them: runs over all seeds, every layout, clusters that scale."""
+"""Candidates and what came of them in each world: which hold, at what cost.
+
+A cluster holds if it meets the objectives in enough worlds. Worlds are run the hardest first, and
+no more of them than the question needs: a cluster fails as soon as so many worlds fail that the
+others could not mend it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from emu.apps.plan.layouts import Candidate, Layout
-from emu.apps.plan.question import Question
-from emu.apps.plan.scaled import NOT_SCALED, SPAN, scaled
-from emu.apps.plan.search import Search, search_of
-from emu.apps.shared.points import Driver, Row, meets, with_seeds
+from emu.apps.plan.pace import Loads
+from emu.apps.plan.question import Objective, Question
+from emu.apps.plan.scaled import NOT_SCALED, scaled
+from emu.apps.plan.search import SLACK, Asked, Search, search_of
+from emu.apps.plan.worlds import World, Worlds
+from emu.apps.shared.points import Driver, Row, meets
 from emu.report.intervals import mean_of
 
 LAYOUTS_AT_ONCE: Final = 4
@@ -18,33 +27,155 @@ _EPSILON: Final = 1e-9
 NOT_AS_CHEAP: Final = "no cluster as cheap as the best meets the objectives"
 
 
-class Trials:
-    """Candidates and what came of them, over all seeds."""
+class Judge(msgspec.Struct, frozen=True):
+    """In how many of which worlds a cluster must meet the objectives."""
 
-    def __init__(self, driver: Driver, question: Question) -> None:
+    worlds: tuple[World, ...]
+    needed: int
+    """Worlds."""
+    words: str = ""
+    """Of progress: what this part of the search looks for."""
+
+
+class Trials:
+    """Candidates and what came of them."""
+
+    def __init__(self, driver: Driver, question: Question, worlds: Worlds, loads: Loads) -> None:
         self._driver = driver
         self._question = question
-        self._conditions = [objective.condition for objective in question.objectives]
-        self.rows: dict[Candidate, list[Row]] = {}
-        self.best_cost = float("inf")
+        self.worlds = worlds
+        self._loads = loads
+        self.rows: dict[tuple[Candidate, World], Row] = {}
         self.not_scaled: list[tuple[str, str]] = []
         """Layouts that were tried with autoscaling in vain, and why."""
+        self._best: dict[Judge, tuple[int, float]] = {}
+        """Cost of the best cluster, and how many rows it was taken from."""
+        self._orders: dict[Layout, dict[World, float]] = {}
 
-    def run(self, candidates: Sequence[Candidate]) -> None:
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What a cluster is judged by."""
+        return self._question.objectives
+
+    def run(self, pairs: Sequence[tuple[Candidate, World]]) -> None:
         """Run what has not been run, all of it together."""
-        new = [one for one in dict.fromkeys(candidates) if one not in self.rows]
-        seeds = self._question.seeds
-        values = [
-            one.values(self._question.gpus_per_node)
-            | (self._question.scaling if one.scaling is not None else {})
-            for one in new
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self.rows]
+        points = [self.worlds.point(candidate, world) for candidate, world in new]
+        for pair, row in zip(new, self._driver.rows(points), strict=True):
+            self.rows[pair] = row
+
+    def ratio(self, candidate: Candidate, world: World) -> float:
+        """Largest figure / limit of the objectives in a world; infinite if not all was served, or
+        the load was too much."""
+        result = self.rows[candidate, world].result
+        if not meets(result, [], 0.0) or result.figures["load.verdict"] == "overloaded":
+            return float("inf")
+        return max(
+            float(result.figures[objective.figure] or 0.0) / objective.limit_ms
+            for objective in self._question.objectives
+        )
+
+    def values(
+        self, candidate: Candidate, worlds: Sequence[World], objective: Objective
+    ) -> list[float]:
+        """Values of an objective in those worlds that were run and served anything, ms."""
+        found = [self.rows.get((candidate, world)) for world in worlds]
+        return [
+            float(row.result.figures[objective.figure])
+            for row in found
+            if row is not None and row.result.figures
         ]
-        rows = self._driver.rows(with_seeds(values, seeds))
-        for index, candidate in enumerate(new):
-            mine = rows[index * len(seeds) : (index + 1) * len(seeds)]
-            self.rows[candidate] = mine
-            if self.is_met(candidate) and self.is_allowed(candidate):
-                self.best_cost = min(self.best_cost, self.cost(candidate))
+
+    def with_objectives(self, objectives: tuple[Objective, ...]) -> Trials:
+        """The same runs, judged by other objectives."""
+        question = msgspec.structs.replace(self._question, objectives=objectives)
+        other = Trials(self._driver, question, self.worlds, self._loads)
+        other.rows = self.rows
+        return other
+
+    def met(self, candidate: Candidate, judge: Judge) -> int:
+        """Worlds of a judge in which a cluster is known to meet."""
+        return sum(
+            (candidate, world) in self.rows and self.ratio(candidate, world) <= 1
+            for world in judge.worlds
+        )
+
+    def holds(self, candidate: Candidate, judge: Judge) -> bool:
+        """Whether enough worlds are known in which the cluster meets."""
+        return self.met(candidate, judge) >= judge.needed
+
+    def answer(self, asked: Sequence[Asked], judge: Judge) -> list[list[bool]]:
+        """Run what several searches ask for, until each of their clusters is decided."""
+        flat = {(one, ask.slack, ask.is_probe): None for ask in asked for one in ask.candidates}
+        decided: dict[tuple[Candidate, float, bool], bool | None] = dict(flat)
+        while True:
+            wanted: list[tuple[Candidate, World]] = []
+            for key in decided:
+                if decided[key] is None:
+                    decided[key], more = self._next(key, judge)
+                    wanted += [(key[0], world) for world in more]
+            if not wanted:
+                break
+            self._driver.line = judge.words
+            self.run(wanted)
+        return [
+            [bool(decided[one, ask.slack, ask.is_probe]) for one in ask.candidates] for ask in asked
+        ]
+
+    def _next(
+        self, key: tuple[Candidate, float, bool], judge: Judge
+    ) -> tuple[bool | None, list[World]]:
+        """Whether a cluster holds, or the worlds that are to be run next."""
+        candidate, slack, is_probe = key
+        run = [world for world in judge.worlds if (candidate, world) in self.rows]
+        good = sum(self.ratio(candidate, world) <= slack for world in run)
+        hopeless = self._hopeless(candidate, [w for w in judge.worlds if w not in run])
+        failing = len(run) - good + len(hopeless)
+        to_fail = len(judge.worlds) - judge.needed + 1
+        if good >= judge.needed:
+            return True, []
+        if failing >= to_fail:
+            return False, []
+        if is_probe and run and good:
+            return True, []
+        left = [world for world in judge.worlds if world not in run and world not in hopeless]
+        count = min(judge.needed - good, to_fail - failing)
+        order = self._order(candidate.layout, judge)
+        left.sort(key=lambda world: (-self._known_ratio(candidate, world), -order[world]))
+        return None, left[: max(1, count)]
+
+    def _hopeless(self, candidate: Candidate, worlds: Sequence[World]) -> set[World]:
+        """Worlds in which a cluster with as much of both roles, or more, misses by more than
+        SLACK."""
+        return {
+            its
+            for one, its in self.rows
+            if its in worlds
+            and one.layout == candidate.layout
+            and one.scaling == candidate.scaling
+            and one.prefill >= candidate.prefill
+            and one.decode >= candidate.decode
+            and self.ratio(one, its) > SLACK
+        }
+
+    def _known_ratio(self, candidate: Candidate, world: World) -> float:
+        """What the nearest cluster of the layout had in a world; 0: none was run there."""
+        near = [
+            (abs(one.replicas - candidate.replicas), self.ratio(one, world))
+            for one, its in self.rows
+            if its == world and one.layout == candidate.layout
+        ]
+        return min(near)[1] if near else 0.0
+
+    def _order(self, layout: Layout, judge: Judge) -> dict[World, float]:
+        """How hard each world is, by arithmetic."""
+        known = self._orders.setdefault(layout, {})
+        for world in judge.worlds:
+            if world not in known:
+                known[world] = (
+                    self.worlds.harshness(layout, world, self._loads.prompt) if world.index else 0.0
+                )
+        return known
 
     def cost(self, candidate: Candidate) -> float:
         """Per hour: of its GPUs, or of the GPU time that it took."""
@@ -53,85 +184,93 @@ class Trials:
         return self.gpus_mean(candidate) * candidate.layout.gpu.price
 
     def gpus_mean(self, candidate: Candidate) -> float:
-        """GPUs that it had over the time of its run, mean over seeds."""
+        """GPUs that it had over the time of its runs, mean over worlds."""
         if candidate.scaling is None:
             return float(candidate.gpus)
-        figures = [row.result.figures for row in self.rows[candidate]]
-        return mean_of([one["gpu_seconds.total"] / one["duration"] for one in figures]).mean
-
-    def is_met(self, candidate: Candidate) -> bool:
-        """Whether every seed meets all objectives and serves every request."""
-        return all(meets(row.result, self._conditions, 0.0) for row in self.rows[candidate])
-
-    def worst(self, candidate: Candidate) -> float:
-        """Largest figure / limit over objectives and seeds; infinite if not all was served."""
-        rows = self.rows[candidate]
-        if not all(meets(row.result, [], 0.0) for row in rows):
-            return float("inf")
-        return max(
-            float(row.result.figures[objective.figure] or 0.0) / objective.limit_ms
-            for objective in self._question.objectives
-            for row in rows
-        )
+        figures = [row.result.figures for (one, _), row in self.rows.items() if one == candidate]
+        served = [one for one in figures if one]
+        if not served:
+            return float(candidate.gpus)
+        return mean_of([one["gpu_seconds.total"] / one["duration"] for one in served]).mean
 
     def is_allowed(self, candidate: Candidate) -> bool:
         """Whether there are so many GPUs (the search also asks about more)."""
-        most = candidate.layout.gpu.count_max or self._question.gpus_max
-        return candidate.gpus <= min(most, self._question.gpus_max)
+        most = self._question.gpus_max
+        return candidate.gpus <= most and all(
+            candidate.gpus_of(kind) <= (kind.count_max or most) for kind in candidate.layout.gpus
+        )
 
-    @property
-    def met(self) -> list[Candidate]:
-        """Candidates that meet and may be built."""
-        return [one for one in self.rows if self.is_allowed(one) and self.is_met(one)]
+    def good(self, judge: Judge) -> list[Candidate]:
+        """Candidates that hold and may be built, the cheapest first; then the farthest from its
+        limits."""
+        found = [
+            one
+            for one in dict.fromkeys(candidate for candidate, _ in self.rows)
+            if self.is_allowed(one) and self.holds(one, judge)
+        ]
+        return sorted(found, key=lambda one: (self.cost(one), self.worst(one, judge), one.label))
 
-    @property
-    def layouts_met(self) -> list[Layout]:
-        """Layouts of which a cluster meets."""
-        return [one.layout for one in self.met]
+    def worst(self, candidate: Candidate, judge: Judge) -> float:
+        """The largest ratio of the worlds that must be met, as far as they were run."""
+        ratios = sorted(
+            self.ratio(candidate, world)
+            for world in judge.worlds
+            if (candidate, world) in self.rows
+        )
+        return ratios[min(judge.needed, len(ratios)) - 1] if ratios else float("inf")
 
-    def limit(self, layout: Layout) -> int:
-        """Most replicas of a layout: so many GPUs there are, at no more than the best's cost."""
-        most = min(layout.gpu.count_max or self._question.gpus_max, self._question.gpus_max)
-        replicas = most // layout.replica_gpus
-        if self.best_cost < float("inf"):
-            span = 1.0 if self._question.systems == (NOT_SCALED,) else SPAN
-            replicas = min(replicas, int(span * self.best_cost / layout.price * (1 + _EPSILON)))
-        return replicas
+    def best_cost(self, judge: Judge) -> float:
+        """Cost of the cheapest that holds; infinite without one."""
+        known, cost = self._best.get(judge, (-1, 0.0))
+        if known != len(self.rows):
+            cost = min((self.cost(one) for one in self.good(judge)), default=float("inf"))
+            self._best[judge] = len(self.rows), cost
+        return cost
+
+    def replicas_max(self, layout: Layout) -> int:
+        """Most replicas of a layout that the GPUs allow."""
+        most = self._question.gpus_max
+        counts = [min(kind.count_max or most, most) for kind in layout.gpus]
+        return min(most, sum(counts)) // layout.replica_gpus
 
     def reason(self, layout: Layout) -> str:
         """Why no cluster of a layout stands among the answers."""
-        for candidate, rows in self.rows.items():
-            if candidate.layout == layout and rows[0].result.error:
-                return rows[0].result.error
+        for (candidate, _), row in self.rows.items():
+            if candidate.layout == layout and row.result.error:
+                return row.result.error
         return NOT_AS_CHEAP
 
 
-def search_all(trials: Trials, layouts: Sequence[Layout], question: Question) -> None:
-    """Every layout, a few at a time, in order; the best so far bounds those that follow."""
-    waiting = list(layouts)
+def search_all(
+    trials: Trials,
+    starts: Sequence[tuple[Layout, tuple[int, int]]],
+    judge: Judge,
+    *,
+    span: float,
+    at_once: int = LAYOUTS_AT_ONCE,
+) -> None:
+    """Every layout from its start, some at a time, in order; the best so far bounds those that
+    follow: clusters that cost more than `span` times as much are not looked for."""
+    waiting = list(starts)
     while waiting:
-        modes = [layout.mode for layout in waiting]
+        modes = [layout.mode for layout, _ in waiting]
         # Splits begin when all colocated layouts are done: their limit is then known.
-        width = min(LAYOUTS_AT_ONCE, modes.count(modes[0]))
+        width = min(at_once, next((i for i, m in enumerate(modes) if m != modes[0]), len(modes)))
         now, waiting = waiting[:width], waiting[width:]
-        active: list[tuple[Search, list[Candidate]]] = []
-        for layout in now:
+        active: list[tuple[Search, Asked]] = []
+        for layout, start in now:
             search = search_of(
-                layout,
-                lambda layout=layout: trials.limit(layout),  # type: ignore[misc]
-                is_bounded=trials.best_cost < float("inf"),
+                layout, start, lambda: span * trials.best_cost(judge), trials.replicas_max(layout)
             )
             _advance(search, None, active)
         while active:
-            trials.run([candidate for _, asked in active for candidate in asked])
+            told = trials.answer([asked for _, asked in active], judge)
             running, active = active, []
-            for search, asked in running:
-                _advance(search, [trials.worst(one) for one in asked], active)
+            for (search, _), answers in zip(running, told, strict=True):
+                _advance(search, answers, active)
 
 
-def _advance(
-    search: Search, told: list[float] | None, active: list[tuple[Search, list[Candidate]]]
-) -> None:
+def _advance(search: Search, told: list[bool] | None, active: list[tuple[Search, Asked]]) -> None:
     """Take a search one step on, and keep it if it asks for more."""
     try:
         asked = next(search) if told is None else search.send(told)
@@ -140,22 +279,22 @@ def _advance(
     active.append((search, asked))
 
 
-def search_scaled(trials: Trials, question: Question) -> None:
+def search_scaled(trials: Trials, question: Question, judge: Judge) -> None:
     """Clusters that scale, from the cheapest static one of each layout."""
     cheapest: dict[Layout, Candidate] = {}
-    for one in sorted(trials.met, key=lambda one: (one.cost, one.label)):
-        cheapest.setdefault(one.layout, one)
+    for one in trials.good(judge):
+        if one.layout.decode_gpu is None and one.scaling is None:
+            cheapest.setdefault(one.layout, one)
     for static in cheapest.values():
         layout = static.layout
-        most = min(layout.gpu.count_max or question.gpus_max, question.gpus_max)
         for system in question.systems:
             if system == NOT_SCALED:
                 continue
-            tried = scaled(static, system, most // layout.replica_gpus)
+            tried = scaled(static, system, trials.replicas_max(layout))
             tried.sort(key=lambda one: one.cost)
             for low in dict.fromkeys(one.cost for one in tried):
-                if low < trials.best_cost:
-                    trials.run([one for one in tried if one.cost == low])
-            if tried and not any(one in trials.rows and trials.is_met(one) for one in tried):
+                if low < trials.best_cost(judge):
+                    trials.answer([Asked(tuple(one for one in tried if one.cost == low))], judge)
+            if tried and not any(trials.holds(one, judge) for one in tried):
                 label = f"{layout.label} by {system}"
                 trials.not_scaled.append((label, NOT_AS_CHEAP))

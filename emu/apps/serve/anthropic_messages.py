@@ -16,6 +16,7 @@ from emu.apps.serve.bodies import (
     Message,
     Tool,
     decode_body,
+    whole,
 )
 from emu.apps.serve.calls import Call, chat_call
 from emu.apps.serve.tokenizer import Tokenizer
@@ -88,7 +89,16 @@ def read_messages(data: bytes, tokenizer: Tokenizer) -> Call:
     chat.stop = body.stop_sequences
     chat.user = user if isinstance(user, str) and len(user) <= NAME_MAX else None
     chat.kv_transfer_params = body.kv_transfer_params
-    return chat_call(chat, tokenizer)
+    thinking = body.thinking or {}
+    budget = whole(thinking.get("budget_tokens"))
+    if thinking.get("type") in ("enabled", "adaptive"):
+        if budget is not None and (not isinstance(budget, int) or budget < 1):
+            problem = "thinking.budget_tokens is a whole number above 0"
+            raise ApiError(400, problem, param="thinking.budget_tokens")
+        chat.reasoning_effort = "medium"
+    call = chat_call(chat, tokenizer)
+    call.reasoning_tokens_max = budget if isinstance(budget, int) else 0
+    return call
 
 
 def count_tokens(data: bytes, tokenizer: Tokenizer) -> tuple[str, int]:
@@ -98,8 +108,6 @@ def count_tokens(data: bytes, tokenizer: Tokenizer) -> tuple[str, int]:
 
 
 def _chat(body: CountBody) -> ChatBody:
-    if (body.thinking or {}).get("type") == "enabled":
-        raise ApiError(400, "thinking is not supported", param="thinking")
     found = []
     if body.system:
         found.append(Message("system", body.system))
@@ -126,6 +134,7 @@ def _message(message: AnthropicMessage, index: int) -> Message:
     if isinstance(message.content, str):
         return Message(message.role, message.content)
     texts: list[str] = []
+    parts: list[object] = []
     role = message.role
     for given in message.content:
         part: dict[str, object] = given if isinstance(given, dict) else {}
@@ -138,10 +147,25 @@ def _message(message: AnthropicMessage, index: int) -> Message:
             role = "tool"
             content = part.get("content", "")
             texts.append(content if isinstance(content, str) else _texts(content, index))
+        elif kind == "image":
+            parts += [{"type": "text", "text": "".join(texts)}, _image(part.get("source"), index)]
+            texts = []
         elif kind != "thinking":
             problem = f"parts of type {kind!r} are not supported"
             raise ApiError(400, problem, param=f"messages.{index}.content")
+    if parts:
+        return Message(role, [*parts, {"type": "text", "text": "".join(texts)}])
     return Message(role, "".join(texts))
+
+
+def _image(source: object, index: int) -> object:
+    """An image in OpenAI's form. Raises ApiError."""
+    given = source if isinstance(source, dict) else {}
+    if given.get("type") != "base64":
+        problem = "images are given in base64; nothing is fetched"
+        raise ApiError(400, problem, param=f"messages.{index}.content")
+    url = f"data:{given.get('media_type', 'image/png')};base64,{given.get('data', '')}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _texts(content: object, index: int) -> str:

@@ -34,12 +34,14 @@ from emu.apps.serve.bodies import (
     decode_body,
 )
 from emu.apps.serve.calls import Call, chat_text, read_chat, read_completion
+from emu.apps.serve.choices import Exchange
 from emu.apps.serve.control import Control
 from emu.apps.serve.engine_control import EngineControl
 from emu.apps.serve.exchanges import make_exchange
 from emu.apps.serve.faces import FaceMaker
-from emu.apps.serve.failures import Failure, failure_error, failure_from_header
-from emu.apps.serve.kubernetes_scale import Scale
+from emu.apps.serve.failures import Asked, Failure, failure_error, failure_from_header
+from emu.apps.serve.kubernetes.discovery import version
+from emu.apps.serve.kubernetes.http import Kubernetes
 from emu.apps.serve.metrics import MetricsPage
 from emu.apps.serve.openai_face import OpenAiFace
 from emu.apps.serve.openai_responses import ResponsesBody, read_responses
@@ -55,12 +57,14 @@ from emu.apps.serve.pooling import (
     read_score,
 )
 from emu.apps.serve.prometheus import METRICS_TYPE
-from emu.apps.serve.reply import Reply
+from emu.apps.serve.reply import Broken, Reply
 from emu.apps.serve.responses_face import ResponsesFace
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
-from emu.apps.serve.world import Exchange
+from emu.apps.serve.traces.recorder import TracedCall
+from emu.apps.serve.traces.spans import CallFacts
 from emu.process.version import __version__
+from emu.units import NS_PER_S
 
 Read = Callable[[bytes, Service], tuple[Call, FaceMaker]]
 """From a body to a call, and the form of its answer. Raises ApiError."""
@@ -172,8 +176,33 @@ class Api:
 
     async def _generate(self, request: HttpRequest, *, read: Read) -> ASGIApp:
         failure = self._admit(request)
+        if failure is not None and failure.mode in ("reset", "silent") and not failure.after_tokens:
+            return Broken(failure)
         call, face = read(await request.body(), self._service)
-        return await self._reply(request, call, failure, face)
+        reply = await self._reply(request, call, failure, face)
+        self._trace(request, reply)
+        return reply
+
+    def _trace(self, request: HttpRequest, reply: Reply) -> None:
+        """The call belongs to a trace, if its caller wants one and one is kept."""
+        traces = self._service.cluster.traces
+        context = None if traces is None else traces.context(request.headers)
+        if context is None:
+            return
+        call = reply.call
+        operation = "chat" if call.is_chat else "text_completion"
+        facts = CallFacts(
+            operation="embeddings" if call.max_tokens == 0 else operation,
+            model=call.model or self._service.model,
+            max_tokens=call.max_tokens,
+            is_streamed=call.stream,
+            answer_id=reply.face.answer_id,
+            session_id=call.session_id,
+        )
+        came_s = self._service.cluster.kernel.unix_s()
+        reply.exchange.trace = TracedCall(
+            context=context, facts=facts, came_unix_ns=round(came_s * NS_PER_S)
+        )
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """`/v1/messages/count_tokens`."""
@@ -213,18 +242,25 @@ class Api:
                 code="emulator_behind",
                 retry_after_s=min(60, math.ceil(lag_s)),
             )
+        asked = self._asked(request)
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
             if failure is None:
                 raise ApiError(400, f"X-Return-Error does not know {wanted!r}")
         else:
-            failure = service.failures.judge(request.url.path)
+            failure = service.failures.judge(asked)
         if failure is not None:
             service.counts.failures_returned += 1
-            if not failure.after_tokens:
+            if failure.mode == "status" and not failure.after_tokens:
                 raise failure_error(failure)
         return failure
+
+    def _asked(self, request: HttpRequest) -> Asked:
+        """What rules of failures see of a call."""
+        service = self._service
+        waiting = sum(replica.view().waiting_count for replica in service.cluster.replicas)
+        return Asked(path=request.url.path, since_first_s=service.since_first_s(), waiting=waiting)
 
     async def _reply(
         self,
@@ -232,7 +268,7 @@ class Api:
         call: Call,
         failure: Failure | None,
         face: FaceMaker,
-    ) -> ASGIApp:
+    ) -> Reply:
         """An answer that serves itself. Raises ApiError."""
         service = self._service
         if call.kv is not None or call.room >= 0:
@@ -362,8 +398,8 @@ class Api:
         return JSONResponse({"status": "alive"})
 
     async def version(self, request: HttpRequest) -> Response:
-        """The emulator's version, under the key that vLLM uses."""
-        return JSONResponse({"version": f"emu-{__version__}"})
+        """The emulator's version, as vLLM has it, and that of Kubernetes' API."""
+        return JSONResponse(version(f"emu-{__version__}"))
 
     async def load(self, request: HttpRequest) -> Response:
         """Answers under way, under the key that vLLM uses."""
@@ -382,14 +418,14 @@ def _header(request: HttpRequest, name: str) -> str:
     return value
 
 
-def make_app(service: Service) -> Starlette:
-    """The application over a service."""
+def make_app(service: Service, kubernetes: Kubernetes | None = None) -> Starlette:
+    """The application over a service, and over Kubernetes' API of it."""
     return assemble(
         service,
         [
             *Api(service).operations(),
             *EngineControl(service).operations(),
             *Control(service).operations(),
-            *Scale(service).operations(),
         ],
+        kubernetes.routes() if kubernetes is not None else (),
     )

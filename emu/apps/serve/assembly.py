@@ -94,14 +94,19 @@ def _cors(service: Service) -> list[Middleware]:
     ]
 
 
-def assemble(service: Service, operations: Sequence[Operation]) -> Starlette:
-    """An application of these operations and a document of them, with guard and headers."""
+def assemble(
+    service: Service, operations: Sequence[Operation], more: Sequence[Route] = ()
+) -> Starlette:
+    """An application of these operations and a document of them, with guard and headers.
+
+    `more`: routes with documents of their own.
+    """
 
     async def document(request: HttpRequest) -> Response:
         return JSONResponse(openapi(service, operations))
 
     return Starlette(
-        routes=[*routes_of(service, operations), Route("/openapi.json", document)],
+        routes=[*routes_of(service, operations), Route("/openapi.json", document), *more],
         middleware=[
             Middleware(_Headers, service=service),
             *_cors(service),

@@ -151,6 +151,8 @@ class ChatBody(Body, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, object] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     audio: object = None
     modalities: list[str] | None = None
 

@@ -27,10 +27,25 @@ from emu.apps.serve.bodies import (
     decode_body,
     whole,
 )
+from emu.apps.serve.pictures import MARK, TOKEN_ID, Given, read_image
+from emu.apps.serve.prompted import prompted
 from emu.apps.serve.script import FREE, Constraint
 from emu.apps.serve.tokenizer import Ids, Tokenizer
 
 STOPS_MAX: Final = 64
+
+
+Places = tuple[tuple[int, int, int], ...]
+"""(identity, first token in the prompt, tokens) of images."""
+
+
+class Turn(Struct, frozen=True):
+    """A message, as answers are found by."""
+
+    role: str
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments of the tools that it calls."""
 
 
 class Call(Struct, kw_only=True):
@@ -54,6 +69,13 @@ class Call(Struct, kw_only=True):
     """The caller's own; empty = none given."""
     constraint: Constraint = FREE
     is_named_tool: bool = False
+    reasoning_share: float = 0.0
+    """Part of the output that is reasoning; the rest is the answer proper."""
+    reasoning_tokens_max: int = 0
+    """No more of it than this; 0 = no bound."""
+    images: Places = ()
+    turns: tuple[Turn, ...] = ()
+    """The messages, where the call has any."""
     stops: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     keeps_stop: bool = False
@@ -72,6 +94,7 @@ class Call(Struct, kw_only=True):
         """Filler of a given length, nothing to obey and nothing to show beside it."""
         return (
             self.constraint is FREE
+            and not self.reasoning_share
             and not self.stops
             and not self.stop_ids
             and self.logprobs < 0
@@ -88,6 +111,8 @@ def read_completion(data: bytes, tokenizer: Tokenizer) -> Call:
     call = _call(body, prompts, body.max_tokens, is_chat=False)
     call.logprobs = -1 if body.logprobs is None else body.logprobs
     call.echo = bool(body.echo)
+    if isinstance(body.prompt, str):
+        call.turns = (Turn("user", body.prompt),)
     if body.max_tokens == 0 and not call.echo:
         raise ApiError(400, "max_tokens must be at least 1 without echo", param="max_tokens")
     return call
@@ -114,32 +139,59 @@ def chat_call(body: ChatBody, tokenizer: Tokenizer) -> Call:
         raise ApiError(400, "audio is not supported", param="modalities")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-    text = chat_text(body.messages)
+    images: list[Given] = []
+    text = chat_text(body.messages, images)
     if body.tools:  # a chat template puts them in front
         text = f"{msgspec.json.encode(body.tools).decode()}\n{text}"
-    prompt = tokenizer.encode(text)
+    prompt, places = _with_images(text, images, tokenizer)
     if len(prompt) == 0:  # an empty chat still has what a template adds
         prompt = np.zeros(1, dtype=np.int64)
     call = _call(body, [prompt], limit, is_chat=True)
     call.logprobs = (body.top_logprobs or 0) if body.logprobs else -1
-    tool = _chosen_tool(body, int(prompt.sum()))
-    if tool is not None:
+    call.images = places
+    call.turns = tuple(read_turn(message, i) for i, message in enumerate(body.messages))
+    call.reasoning_share = _reasoning(body)
+    tools = _chosen_tools(body, int(prompt.sum()))
+    if tools:
         if call.constraint is not FREE:
             raise ApiError(400, "tools beside a format are not supported", param="tools")
-        schema = tool.parameters or {"type": "object", "properties": {}}
-        if schema.get("type", "object") != "object":
-            problem = f"the parameters of {tool.name!r} must be an object"
-            raise ApiError(400, problem, param="tools")
-        call.constraint = Constraint(schema={"type": "object", **schema}, tool=tool.name)
+        call.constraint = Constraint(tools=tuple((t.name, _parameters(t)) for t in tools))
         call.is_named_tool = isinstance(body.tool_choice, dict)
+    elif call.constraint is FREE or call.constraint.schema is True:
+        call.constraint = prompted(text, call.constraint)
     return call
 
 
-def _chosen_tool(body: ChatBody, seed: int) -> Function | None:
-    """The function that this answer calls, if it calls one.
+_EFFORTS: Final = {"none": 0.0, "minimal": 0.0, "low": 0.25, "medium": 0.5, "high": 0.75}
+
+
+def _reasoning(body: ChatBody) -> float:
+    """Part of the output that is reasoning: what a client's effort asks for."""
+    effort = body.reasoning_effort
+    if effort is not None:
+        if effort not in _EFFORTS:
+            known = ", ".join(_EFFORTS)
+            raise ApiError(400, f"reasoning_effort is {known}", param="reasoning_effort")
+        return _EFFORTS[effort]
+    options = body.chat_template_kwargs or {}
+    thinks = options.get("enable_thinking", options.get("thinking"))
+    return _EFFORTS["medium"] if thinks is True else 0.0
+
+
+def _parameters(tool: Function) -> dict[str, object]:
+    """The schema of a tool's arguments. Raises ApiError."""
+    schema = tool.parameters or {"type": "object", "properties": {}}
+    if schema.get("type", "object") != "object":
+        problem = f"the parameters of {tool.name!r} must be an object"
+        raise ApiError(400, problem, param="tools")
+    return {"type": "object", **schema}
+
+
+def _chosen_tools(body: ChatBody, seed: int) -> list[Function]:
+    """The functions that this answer calls.
 
     An emulated model has no judgment: with "auto" it calls a tool exactly if the last message is
-    not the result of one.
+    not the result of one; all of them, each once, if the client says `parallel_tool_calls`.
     """
     choice = body.tool_choice
     tools = body.tools or []
@@ -148,30 +200,68 @@ def _chosen_tool(body: ChatBody, seed: int) -> Function | None:
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice needs tools", param="tool_choice")
-        return None
+        return []
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         for tool in tools:
             if tool.function.name == name:
-                return tool.function
+                return [tool.function]
         raise ApiError(400, f"there is no tool {name!r}", param="tool_choice")
     if choice not in (None, "auto", "none", "required"):
         raise ApiError(400, "tool_choice is none, auto, required or a tool", param="tool_choice")
     if choice == "none":
-        return None
+        return []
     is_answered = body.messages[-1].role in ("tool", "function")
     if choice != "required" and is_answered:
-        return None
-    return tools[seed % len(tools)].function
+        return []
+    if body.parallel_tool_calls:
+        return [tool.function for tool in tools]
+    return [tools[seed % len(tools)].function]
 
 
-def chat_text(messages: list[Message]) -> str:
-    """The messages as the model reads them: contents, a newline between two."""
-    return "\n".join(_content(message, index) for index, message in enumerate(messages))
+def chat_text(messages: list[Message], images: list[Given] | None = None) -> str:
+    """The messages as the model reads them: contents, a newline between two.
+
+    Images are put into `images`, and stand as `MARK` in the text.
+    """
+    found = [] if images is None else images
+    return "\n".join(_content(message, index, found) for index, message in enumerate(messages))
 
 
-def _content(message: Message, index: int) -> str:
+def _with_images(text: str, images: list[Given], tokenizer: Tokenizer) -> tuple[Ids, Places]:
+    """The prompt's ids, with those of images in their places. Raises ApiError."""
+    if not images:
+        return tokenizer.encode(text), ()
+    pictures = tokenizer.pictures
+    if pictures is None:
+        problem = "this server takes text only (see scheduler.limit_mm_per_prompt)"
+        raise ApiError(400, problem, param="messages")
+    texts = text.split(MARK)
+    if len(images) > pictures.most or len(texts) != len(images) + 1:
+        problem = f"a prompt has at most {pictures.most} images, and no character U+FFFC"
+        raise ApiError(400, problem, param="messages")
+    parts, places, at = [tokenizer.encode(texts[0])], [], 0
+    for given, after in zip(images, texts[1:], strict=True):
+        at = sum(map(len, parts))
+        tokens = pictures.tokens_of(given)
+        places.append((given.identity, at, tokens))
+        parts += [np.full(tokens, TOKEN_ID, dtype=np.int64), tokenizer.encode(after)]
+    return np.concatenate(parts), tuple(places)
+
+
+def read_turn(message: Message, index: int = 0) -> Turn:
+    """A message as answers are found by: ids of calls do not count. Raises ApiError."""
+    calls = []
+    for one in message.tool_calls or []:
+        function = one.get("function") if isinstance(one, dict) else None
+        if isinstance(function, dict):
+            calls.append((str(function.get("name", "")), str(function.get("arguments", ""))))
+    plain = msgspec.structs.replace(message, tool_calls=None)
+    return Turn(message.role, _content(plain, index, []), tuple(calls))
+
+
+def _content(message: Message, index: int, images: list[Given]) -> str:
     calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
     content = message.content
     if content is None:
@@ -182,8 +272,13 @@ def _content(message: Message, index: int) -> str:
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        where = f"messages.{index}.content"
+        if isinstance(part, dict) and kind in ("image_url", "input_image"):
+            images.append(read_image(part.get("image_url"), where))
+            texts.append(MARK)
+            continue
         if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise ApiError(400, "only text parts are supported", param=f"messages.{index}.content")
+            raise ApiError(400, "parts are texts and images", param=where)
         texts.append(text)
     return "".join(texts) + calls
 

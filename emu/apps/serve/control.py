@@ -27,7 +27,7 @@ from emu.apps.serve.event_hub import Listener
 from emu.apps.serve.failures import FailureRule, FailureSchedule
 from emu.apps.serve.operations import EVENTS, JSON, Access, Handler, Operation
 from emu.apps.serve.request_story import story_of
-from emu.apps.serve.service import Service, command_now
+from emu.apps.serve.service import KvNoise, Service, command_now, inject_now
 from emu.apps.serve.snapshot import snapshot
 from emu.apps.serve.trends import REQUESTS_KEPT
 from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
@@ -35,7 +35,6 @@ from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.errors import InputError
 from emu.replica.states import GPU_ROLE
 from emu.report.page.pages import live_page
-from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
 SCRIPTED: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -64,6 +63,10 @@ class KnobsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     configuration, or of a replica by its id; later keys count."""
     scripted_metrics: dict[str, float] | None = None
     """Gauges that show these figures instead of their own; {} = none."""
+    stale_metrics_s: dict[str, Annotated[float, Meta(ge=0, le=86_400)]] | None = None
+    """For so long the page of a replica's port stays as it is; keys are ids, or "all"."""
+    kv_noise: KvNoise | None = None
+    """What happens to KV events on their way."""
 
 
 class FailuresBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -287,7 +290,6 @@ class Control:
     async def faults(self, request: HttpRequest) -> Response:
         """Inject a fault now: a table of `[[faults]]` without `at_s`."""
         service = self._service
-        cluster = service.cluster
         raw = decode_body(await request.body(), dict[str, object])
         if "at_s" in raw:
             raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
@@ -297,18 +299,7 @@ class Control:
         except (msgspec.ValidationError, InputError) as error:
             raise ApiError(400, str(error)) from None
 
-        def strike() -> str:
-            table = msgspec.structs.replace(fault, at_s=cluster.kernel.now_ns / NS_PER_S)
-            try:
-                cluster.inject(table)
-            except InputError as error:
-                return str(error)
-            injected = service.counts.faults_injected
-            injected[fault.kind] = injected.get(fault.kind, 0) + 1
-            cluster.tape.replay.add(table)
-            return ""
-
-        problem = await service.enter(strike)
+        problem = await service.enter(lambda: inject_now(service, fault))
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
@@ -340,6 +331,8 @@ class Control:
                 "speed": service.speed,
                 "latency_factors": turned,
                 "scripted_metrics": service.scripted,
+                "stale_metrics_s": service.stale_metrics_s,
+                "kv_noise": msgspec.to_builtins(service.kv_noise),
             }
         )
 
@@ -358,6 +351,15 @@ class Control:
             await self._set_latency(body.latency_factors)
         if body.scripted_metrics is not None:
             service.scripted = body.scripted_metrics
+        if body.stale_metrics_s is not None:
+            known = {"all", *(str(r.replica_id) for r in service.cluster.replicas)}
+            unknown = [key for key in body.stale_metrics_s if key not in known]
+            if unknown:
+                problem = f"there is no replica {unknown[0]!r}"
+                raise ApiError(400, problem, param="stale_metrics_s")
+            service.stale_metrics_s = body.stale_metrics_s
+        if body.kv_noise is not None:
+            service.kv_noise = body.kv_noise
         if body.speed is not None and body.speed != service.speed:
             service.set_speed(body.speed, "asked for")
         return await self.knobs(request)

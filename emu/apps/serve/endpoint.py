@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from emu.apps.serve.service import Service
-from emu.apps.serve.world import awaiting_kv
+from emu.apps.serve.statistics import awaiting_kv
 from emu.cluster.plan import ReplicaPlan
 from emu.latency.front_end import Intake
 from emu.replica.states import ReplicaState

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Send
+from starlette.types import Send
 
 from emu.apps.serve.adapters import AdapterBody, adapter_operations, load_adapter, unload_adapter
 from emu.apps.serve.api_errors import ApiError
@@ -25,7 +25,7 @@ from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.endpoint_metrics import EndpointPage
 from emu.apps.serve.exchanges import make_exchange
 from emu.apps.serve.faces import Face, FaceMaker
-from emu.apps.serve.failures import Failure, failure_error
+from emu.apps.serve.failures import Asked, Failure, failure_error
 from emu.apps.serve.fleet import Fleet
 from emu.apps.serve.handoffs import Parked
 from emu.apps.serve.operations import TEXT, Access, Handler, Operation
@@ -72,6 +72,7 @@ class EndpointApi(Api):
         self.fleet = fleet
         self.endpoint = endpoint
         self.page = EndpointPage(service, fleet, endpoint)
+        self._rendered, self._rendered_s = b"", 0.0
 
     def operations(self) -> list[Operation]:
         """Those of every endpoint, and those of its face."""
@@ -109,6 +110,15 @@ class EndpointApi(Api):
             ]
         return [*own, *super().operations()]
 
+    def _asked(self, request: HttpRequest) -> Asked:
+        replica = self.endpoint.replica
+        return Asked(
+            path=request.url.path,
+            since_first_s=self._service.since_first_s(),
+            replica=replica.replica_id,
+            waiting=replica.view().waiting_count,
+        )
+
     def _check_serving(self, model: int = -1) -> None:
         if not self.endpoint.role:
             state = self.endpoint.replica.state.value
@@ -121,7 +131,7 @@ class EndpointApi(Api):
         call: Call,
         failure: Failure | None,
         face: FaceMaker,
-    ) -> ASGIApp:
+    ) -> Reply:
         self._check_serving()
         self._check_room(request, call)
         service, role = self._service, self.endpoint.role
@@ -222,8 +232,13 @@ class EndpointApi(Api):
         return Response(status_code=503, headers={"retry-after": "1"})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """The replica's page."""
-        return Response(self.page.render(), media_type=METRICS_TYPE)
+        """The replica's page, as old as a knob says."""
+        stale = self._service.stale_metrics_s
+        kept_s = stale.get(str(self.endpoint.replica.replica_id), stale.get("all", 0.0))
+        now_s = time.monotonic()
+        if not kept_s or now_s >= self._rendered_s + kept_s:
+            self._rendered, self._rendered_s = self.page.render(), now_s
+        return Response(self._rendered, media_type=METRICS_TYPE)
 
     async def load(self, request: HttpRequest) -> Response:
         """Requests here."""

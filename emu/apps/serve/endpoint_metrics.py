@@ -2,7 +2,8 @@
 
 Routers scrape each endpoint many times a second, so the page holds this replica's series and
 nothing of the cluster; the label `engine` is "0" on every page, as of an engine that is alone.
-SGLang's histograms have vLLM's bounds here.
+SGLang's front end counts tokens and requests when a request ends, under the model's label alone;
+its scheduler's gauges have the ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from emu.apps.serve.fleet import Fleet
 from emu.apps.serve.prometheus import Page, labels_text
 from emu.apps.serve.request_metrics import request_families
 from emu.apps.serve.service import Service
-from emu.apps.serve.world import awaiting_kv
+from emu.apps.serve.statistics import awaiting_kv
 
 
 class EndpointPage:
@@ -37,9 +38,11 @@ class EndpointPage:
         service, endpoint, page = self._service, self._endpoint, self._page
         stats = service.cluster.engines[endpoint.replica.replica_id]
         one = [(endpoint.replica, endpoint.plan, stats)]
-        engine_families(page, service.models, one, name="0", scripted=service.scripted)
+        engine_families(
+            page, service.models, one, name="0", scripted=service.scripted, wire=service.wire
+        )
         label = labels_text({"model_name": service.model, "engine": "0"})
-        request_families(page, [(label, stats)])
+        request_families(page, [(label, stats)], service.wire)
         adapter_family(page, service, endpoint.replica.replica_id)
         if service.cluster.watchers:
             transfer_families(page, label, stats, service)
@@ -56,8 +59,10 @@ class EndpointPage:
                 "engine_type": role if role in ("prefill", "decode") else "unified",
                 "tp_rank": "0",
                 "pp_rank": "0",
+                "moe_ep_rank": "0",
             }
         )
+        front = labels_text({"model_name": service.model})
         size = plan.scheduler.block_size
         watcher = service.cluster.watchers.get(replica.replica_id)
         inflight = view.unfinished_migrations if watcher is not None else 0
@@ -76,20 +81,22 @@ class EndpointPage:
         for name, text, value in gauges:
             page.gauge(f"sglang:{name}", text, [(label, float(value))])
         info = f'page_size="{size}",num_pages="{plan.num_blocks}"'
-        page.gauge("sglang:cache_config_info", "KV cache.", [(f"{label},{info}", 1.0)])
+        page.gauge("sglang:cache_config_info", "KV cache.", [(info, 1.0)])
         counters = (
-            ("prompt_tokens", "Prompt tokens.", stats.prompt_sum),
-            ("generation_tokens", "Output tokens.", stats.generated_sum),
-            ("cached_tokens", "Prompt tokens from the cache.", stats.cached_sum),
+            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens.total),
+            ("generation_tokens", "Output tokens.", stats.generation_tokens.total),
             ("num_requests", "Requests.", sum(stats.by_status.values())),
             ("num_aborted_requests", "Aborted requests.", stats.success["abort"]),
         )
         for name, text, count in counters:
-            page.counter(f"sglang:{name}", text, [(label, float(count))])
+            page.counter(f"sglang:{name}", text, [(front, float(count))])
+        source = f'cache_source="total",{front}'
+        cached = [(source, float(stats.cached_ended_sum))]
+        page.counter("sglang:cached_tokens", "Prompt tokens from the cache.", cached)
         for name, text, histogram in (
             ("time_to_first_token_seconds", "TTFT.", stats.ttft),
             ("inter_token_latency_seconds", "ITL.", stats.inter_token),
             ("e2e_request_latency_seconds", "E2E.", stats.e2e),
-            ("queue_time_seconds", "Waiting.", stats.queue),
         ):
-            page.histogram(f"sglang:{name}", text, [(label, histogram)])
+            page.histogram(f"sglang:{name}", text, [(front, histogram)])
+        page.histogram("sglang:queue_time_seconds", "Waiting.", [(label, stats.queue)])

@@ -8,7 +8,8 @@ from typing import Final
 
 from emu.apps.serve.prometheus import Page, labels_text
 from emu.apps.serve.service import ADAPTERS_MAX, Service
-from emu.apps.serve.world import Histogram, Statistics, awaiting_kv
+from emu.apps.serve.statistics import Histogram, Statistics, awaiting_kv
+from emu.apps.serve.wire import Wire
 from emu.cluster.plan import ReplicaPlan
 from emu.replica.view import ReplicaHandle
 
@@ -18,6 +19,10 @@ _TRANSFERS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]
     ("bytes_transferred", "Bytes of a KV transfer.", lambda s: s.transfer_bytes),
     ("num_descriptors", "Pieces of a KV transfer.", lambda s: s.transfer_descriptors),
 )
+
+
+Row = tuple[str, ReplicaHandle, ReplicaPlan, Statistics]
+"""An engine: its labels as text, and what its figures are read from."""
 
 
 def kv_use(replica: ReplicaHandle) -> float:
@@ -32,13 +37,15 @@ def engine_families(
     engines: Sequence[tuple[ReplicaHandle, ReplicaPlan, Statistics]],
     name: str = "",
     scripted: Mapping[str, float] | None = None,
+    *,
+    wire: Wire,
 ) -> None:
     """What vLLM says of each engine; `models`: names, by the index that replicas have.
 
     `name`: what it is called, if not by its replica's id. `scripted`: gauges that show a given
     figure instead of their own (`SCRIPTED`).
     """
-    rows = []
+    rows: list[Row] = []
     for replica, plan, stats in engines:
         names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
         label = labels_text(names)
@@ -56,18 +63,8 @@ def engine_families(
         given = scripted.get(family) if scripted else None
         values = [(label, read(r, s) if given is None else given) for label, r, _, s in rows]
         page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
-    page.gauge(
-        "vllm:num_requests_waiting_by_reason",
-        "Waiting requests by reason.",
-        [
-            (f'{label},reason="{reason}"', count)
-            for label, r, _, stats in rows
-            for reason, count in (
-                ("capacity", r.view().waiting_count),
-                ("deferred", awaiting_kv(r, stats)),
-            )
-        ],
-    )
+    if wire.says_why_waiting:
+        _waiting_by_reason(page, rows)
     states = ("awake", "weights_offloaded", "discard_all")
     page.gauge(
         "vllm:engine_sleep_state",
@@ -85,6 +82,22 @@ def engine_families(
     page.gauge("vllm:cache_config_info", "KV cache.", info)
     for family, pick in _TOKENS:
         page.counter(f"vllm:{family}", "Tokens.", [(label, pick(s)) for label, _, _, s in rows])
+
+
+def _waiting_by_reason(page: Page, rows: Sequence[Row]) -> None:
+    """Requests that wait: for room, or for KV of another engine."""
+    page.gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "Waiting requests by reason.",
+        [
+            (f'{label},reason="{reason}"', count)
+            for label, r, _, stats in rows
+            for reason, count in (
+                ("capacity", r.view().waiting_count),
+                ("deferred", awaiting_kv(r, stats)),
+            )
+        ],
+    )
 
 
 _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (

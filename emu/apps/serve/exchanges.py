@@ -9,11 +9,11 @@ import numpy as np
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.cache_salt import salted_prefix
 from emu.apps.serve.calls import Call
+from emu.apps.serve.choices import Choice, Exchange
 from emu.apps.serve.regex_filler import CannotFill
-from emu.apps.serve.script import Script, apply_stops, make_script
+from emu.apps.serve.script import Room, Script, apply_stops, make_script
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids, filler_ids, filler_start
-from emu.apps.serve.world import Choice, Exchange
 from emu.request import Prefix, Request
 
 
@@ -59,6 +59,7 @@ def make_exchange(service: Service, call: Call, adapters: Collection[str]) -> Ex
                 priority=call.priority,
             )
             request.model = model
+            request.images = call.images
             if exchange.adapter and service.has_adapters(model):
                 request.adapter = exchange.adapter
             exchange.choices.append(Choice(exchange, index, request, start, script))
@@ -71,20 +72,21 @@ def _script(
     """(script if the answer is not plain filler, output tokens, limit)."""
     if call.max_tokens == 0:  # the prompt is scored: one token is sampled and thrown away
         return None, 1, 1
+    order = service.answers.find(call)
     output, limit = service.lengths.draw(call, room)
-    if call.is_plain:
+    if call.is_plain and order is None:
         return None, output, limit
-    budget = room if call.max_tokens is None else call.max_tokens
+    thinks = min(int(call.reasoning_share * output), call.reasoning_tokens_max or output)
+    given = Room(
+        start=start,
+        seed=start + 31 * index,
+        length=output,
+        budget=room if call.max_tokens is None else call.max_tokens,
+        reasoning_tokens=thinks,
+        call_id=f"chatcmpl-tool-{service.session}{service.next_call():08x}",
+    )
     try:
-        script = make_script(
-            service.tokenizer,
-            call.constraint,
-            start=start,
-            seed=start + 31 * index,
-            length=output,
-            budget=budget,
-            call_id=f"chatcmpl-tool-{service.session}{service.next_call():08x}",
-        )
+        script = make_script(service.tokenizer, call.constraint, given, order)
     except CannotFill as error:
         raise ApiError(400, f"no answer can be written: {error}", param="response_format") from None
     if call.stops or call.stop_ids:

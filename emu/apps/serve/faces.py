@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.calls import Call
-from emu.apps.serve.script import ToolCall
+from emu.apps.serve.choices import Choice, Exchange
+from emu.apps.serve.pace import AnswerPace
+from emu.apps.serve.script import Part
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import filler_text
-from emu.apps.serve.world import Choice, Exchange
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,7 +28,7 @@ class Token(NamedTuple):
 
     position: int
     text: str
-    """What it adds to the answer, or to the arguments of the tool that is called."""
+    """What it adds to its part: to reasoning, text, or the arguments of a call."""
     is_last: bool
 
 
@@ -69,6 +70,19 @@ class Face:
             return choice.script.text
         return filler_text(self.service.tokenizer, choice.start, choice.tokens)
 
+    @staticmethod
+    def parts_of(choice: Choice) -> tuple[Part, ...]:
+        """Parts of an answer, in order."""
+        if choice.script is not None and choice.script.parts:
+            return choice.script.parts
+        return (Part("text", 0, choice.tokens),)
+
+    def said(self, choice: Choice, part: Part) -> str:
+        """What a part of an answer says."""
+        if choice.script is None or not choice.script.parts:
+            return self.text_of(choice)
+        return choice.script.text_of(part)
+
     def unsent(self, choice: Choice, after: int) -> Iterator[Token]:
         """Tokens that are there and have not been sent; each counts as sent when it is taken.
 
@@ -83,7 +97,7 @@ class Face:
             if script is None:
                 text = pieces[(choice.start + position) % len(pieces)]
             else:
-                text = "" if position < script.tool_head else script.shown[position]
+                text = script.shown[position]
             yield Token(position, text, position >= last)
 
     def whole(self) -> bytes:
@@ -98,8 +112,8 @@ class Face:
         """Events of the tokens that `unsent` gives: those with a number above `after`."""
         raise NotImplementedError
 
-    def closing(self) -> bytes:
-        """Events after the last token's."""
+    def closing(self, pace: AnswerPace) -> bytes:
+        """Events after the last token's; `pace`: how late the answer was."""
         return DONE
 
     def broken(self, error: ApiError) -> bytes:
@@ -114,10 +128,9 @@ class SoloFace(Face):
         super().__init__(service, call, exchange)
         self.choice = exchange.choices[0]
 
-    @property
-    def tool(self) -> ToolCall | None:
-        """The call of a tool that the answer is; None = it is a text."""
-        return None if self.choice.script is None else self.choice.script.tool
+        self.parts = self.parts_of(self.choice)
+        self._at = -1
+        """Index of the part that the stream is in."""
 
     @property
     def text(self) -> str:
@@ -125,11 +138,34 @@ class SoloFace(Face):
         return self.text_of(self.choice)
 
     def news(self, after: int) -> bytes:
-        """One event for each token that has not been sent."""
-        return b"".join(self.delta(token) for token in self.unsent(self.choice, after))
+        """The events of each token that has not been sent, with those of parts that it begins."""
+        return b"".join(self._events(token) for token in self.unsent(self.choice, after))
 
-    def delta(self, token: Token) -> bytes:
-        """The event of a token."""
+    def _events(self, token: Token) -> bytes:
+        begun = b""
+        while self._at < 0 or token.position >= self.parts[self._at].end:
+            if self._at + 1 == len(self.parts):
+                break
+            if self._at >= 0:
+                begun += self.part_ends(self._at)
+            self._at += 1
+            begun += self.part_begins(self._at)
+        return begun + self.delta(self._at, token)
+
+    def last_part_ends(self) -> bytes:
+        """Before the answer closes."""
+        return self.part_ends(self._at) if self._at >= 0 else b""
+
+    def part_begins(self, index: int) -> bytes:
+        """Events before the first token of a part."""
+        return b""
+
+    def part_ends(self, index: int) -> bytes:
+        """Events after its last one."""
+        return b""
+
+    def delta(self, index: int, token: Token) -> bytes:
+        """The event of a token of a part."""
         raise NotImplementedError
 
 

@@ -23,7 +23,13 @@ from emu.apps.serve.api_errors import ApiError, error_body
 
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 _JSON_TYPES: Final = frozenset(
-    {"application/json", "application/merge-patch+json", "application/strategic-merge-patch+json"}
+    {
+        "application/json",
+        "application/json-patch+json",
+        "application/merge-patch+json",
+        "application/strategic-merge-patch+json",
+        "application/vnd.kubernetes.protobuf",  # refused where it is read, in Kubernetes' words
+    }
 )
 
 

@@ -24,11 +24,11 @@ from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import KvTransfer
 from emu.apps.serve.cache_salt import salted_prefix
 from emu.apps.serve.calls import Call
+from emu.apps.serve.choices import Choice, Exchange
 from emu.apps.serve.endpoint import Endpoint
 from emu.apps.serve.script import Script
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids, filler_ids
-from emu.apps.serve.world import Choice, Exchange
 from emu.kernel.clock import NEVER
 from emu.request import HANDOFF_NEVER_NS, Request, Status
 from emu.units import NS_PER_S

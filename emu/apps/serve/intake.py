@@ -13,8 +13,10 @@ does not become whole in time loses its connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import socket
+import struct
 import sys
 from typing import Any, Final
 
@@ -160,6 +162,7 @@ class LiveProtocol(H11Protocol):
         if self.scope is not before and self.scope["path"] in GENERATING:
             ticket = self._ticket = self._intake.begin(self._age_ns())
             self.scope["state"]["ticket"] = ticket
+            self.scope["state"]["reset"] = self._reset
             if is_reading:
                 self._patience = self.loop.call_later(_PATIENCE_S, self._intake.give_up, ticket)
         if is_reading:
@@ -172,6 +175,14 @@ class LiveProtocol(H11Protocol):
             self._is_timing_body = False
         if self._ticket is not None:
             self._ticket.is_whole = True
+
+    def _reset(self) -> None:
+        """Reset the connection: a client sees no end of the answer, as when an engine dies."""
+        given = self.transport.get_extra_info("socket")
+        if given is not None:
+            with contextlib.suppress(OSError):
+                given.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _age_ns(self) -> int:
         """Wall time since the data came that has just been read."""

@@ -9,27 +9,28 @@ message to the replay socket (`"", first sequence number`) is answered with ever
 still buffered from there on, and a marker. A replica that has crashed comes back as a new
 publisher, whose numbers begin at 0.
 
-The wire changed between versions of vLLM; `Wire` is the setting: arrays before 0.24 and maps from
-then on, more fields from 0.17 and 0.20 on, the topic in replays from 0.26 on. Needs the extra
-`serve` (pyzmq).
+`Wire` is the version of vLLM whose form they have: arrays before 0.24 and maps from then on, more
+fields from 0.17 and 0.20 on, the topic in replays from 0.26 on. Needs the extra `serve` (pyzmq).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 
 from emu.apps.serve.cache_salt import unsalted
 from emu.apps.serve.endpoint import Endpoint
-from emu.apps.serve.service import Service
+from emu.apps.serve.service import KvNoise, Service
+from emu.apps.serve.wire import Wire
 from emu.errors import InputError
 from emu.request import Request
+from emu.rng import rng_stream
 
 if TYPE_CHECKING:
     import zmq
@@ -37,75 +38,6 @@ if TYPE_CHECKING:
 BUFFER_STEPS: Final = 10_000
 _QUEUE_MAX: Final = 100_000
 _END: Final = b"\xff" * 8
-
-
-class Wire(msgspec.Struct, frozen=True):
-    """What a version of vLLM writes: its minor number says all."""
-
-    minor: int
-
-    @property
-    def has_maps(self) -> bool:
-        """Events are maps, not arrays."""
-        return self.minor >= 24
-
-    @property
-    def replays_topic(self) -> bool:
-        """Answers to a replay have the topic."""
-        return self.minor >= 26
-
-    def stored(
-        self,
-        keys: Sequence[int],
-        parent: int | None,
-        tokens: Sequence[int],
-        block_size: int,
-        extra_keys: list[list[str] | None] | None = None,
-        *,
-        lora_name: str | None = None,
-        lora_id: int | None = None,
-    ) -> object:
-        """One BlockStored. `parent` is the key before the first; `extra_keys`: of each block, what
-        its hash has beside its tokens."""
-        if self.has_maps:
-            event = {
-                "type": "BlockStored",
-                "block_hashes": list(keys),
-                "parent_block_hash": parent,
-                "token_ids": list(tokens),
-                "block_size": block_size,
-                "lora_id": lora_id,
-                "medium": "GPU",
-                "lora_name": lora_name,
-            }
-            return event if extra_keys is None else {**event, "extra_keys": extra_keys}
-        head: list[object] = ["BlockStored", list(keys), parent, list(tokens), block_size]
-        fields = [*head, lora_id, "GPU", lora_name]
-        if self.minor >= 17:
-            fields.append(extra_keys)
-        if self.minor >= 20:
-            fields.append(0)  # group_idx
-        if self.minor >= 22:
-            fields += [None, None]  # kv_cache_spec_kind, kv_cache_spec_sliding_window
-        return fields
-
-    def removed(self, keys: Sequence[int]) -> object:
-        """One BlockRemoved."""
-        if self.has_maps:
-            return {"type": "BlockRemoved", "block_hashes": list(keys), "medium": "GPU"}
-        return ["BlockRemoved", list(keys), "GPU"]
-
-    def cleared(self) -> object:
-        """One AllBlocksCleared."""
-        return {"type": "AllBlocksCleared"} if self.has_maps else ["AllBlocksCleared"]
-
-
-def wire_of(name: str) -> Wire:
-    """`vllm-0.19`. Raises InputError."""
-    found = re.fullmatch(r"vllm-0\.(\d+)", name)
-    if found is None or not 16 <= int(found[1]) <= 33:
-        raise InputError("serve", None, "--wire", f"is vllm-0.16 to vllm-0.33, not {name!r}")
-    return Wire(int(found[1]))
 
 
 class Ledger:
@@ -198,6 +130,10 @@ class Ledger:
         return events
 
 
+Batch = tuple[int, bytes]
+"""Events of a step: their number, and their bytes."""
+
+
 class Publisher:
     """The two sockets of one endpoint, and the ring of what was sent."""
 
@@ -215,7 +151,7 @@ class Publisher:
         self._zmq = zmq
         self.topic = topic
         self._sequence = 0
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_STEPS)
+        self._ring: deque[Batch] = deque(maxlen=BUFFER_STEPS)
         self._live = context.socket(zmq.PUB)
         self._live.set_hwm(_QUEUE_MAX)
         self._replay = context.socket(zmq.ROUTER)
@@ -232,13 +168,19 @@ class Publisher:
             raise InputError(address, None, "--kv-events", str(error)) from None
         return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
-    def send(self, at_s: float, events: list[object]) -> None:
+    def keep(self, at_s: float, events: list[object]) -> Batch:
         """One batch: of one step of the engine, at a Unix time (subscribers measure their lag)."""
-        payload = msgspec.msgpack.encode([at_s, events, 0])
-        self._ring.append((self._sequence, payload))
-        number = self._sequence.to_bytes(8, "big")
-        self._live.send_multipart((self.topic.encode(), number, payload), self._zmq.NOBLOCK)
+        batch = (self._sequence, msgspec.msgpack.encode([at_s, events, 0]))
+        self._ring.append(batch)
         self._sequence += 1
+        return batch
+
+    def publish(self, batch: Batch) -> None:
+        """Send a batch to all subscribers."""
+        if self._live.closed:
+            return
+        number, payload = batch[0].to_bytes(8, "big"), batch[1]
+        self._live.send_multipart((self.topic.encode(), number, payload), self._zmq.NOBLOCK)
 
     def answer(self, wire: Wire) -> None:
         """Replays that were asked for since the last time."""
@@ -284,6 +226,17 @@ def zmq_context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context()
 
 
+def distort(
+    noise: KvNoise, rng: np.random.Generator, held: list[Batch], batch: Batch
+) -> tuple[list[Batch], list[Batch]]:
+    """(batches that go out now, in this order; those that wait for the next one to overtake)."""
+    if noise.loss and rng.random() < noise.loss:
+        return held, []
+    if noise.reorder and not held and rng.random() < noise.reorder:
+        return [], [batch]
+    return [batch, *held], []
+
+
 class KvEvents:
     """KV events of all endpoints: live on a port each, replays on as many behind these."""
 
@@ -296,6 +249,10 @@ class KvEvents:
         self._endpoints = endpoints
         self.publishers: list[Publisher] = []
         self.ledgers: list[Ledger] = []
+        self._held: list[list[Batch]] = [[] for _ in endpoints]
+        """A batch of each that the next one overtakes."""
+        seed = service.plan.config.seed
+        self._rngs = [rng_stream(seed, f"serve.kv_events.{i}") for i in range(len(endpoints))]
         host = service.options.host
         try:
             for index, endpoint in enumerate(endpoints):
@@ -324,8 +281,17 @@ class KvEvents:
 
     def _flush(self, index: int) -> None:
         events = self.ledgers[index].take()
-        if events:
-            self.publishers[index].send(self._service.cluster.kernel.unix_s(), events)
+        if not events:
+            return
+        publisher, noise = self.publishers[index], self._service.kv_noise
+        batch = publisher.keep(self._service.cluster.kernel.unix_s(), events)
+        late, self._held[index] = distort(noise, self._rngs[index], self._held[index], batch)
+        for one in late:
+            if noise.delay_ms:
+                loop = asyncio.get_running_loop()
+                loop.call_later(noise.delay_ms / 1e3, publisher.publish, one)
+            else:
+                publisher.publish(one)
 
     def update(self) -> None:
         """Answer replays; a replica that has gone begins anew when it comes back."""

@@ -29,12 +29,12 @@ class MetricsPage:
         service, page = self._service, self._page
         cluster = service.cluster
         engines = list(zip(cluster.replicas, service.plan.replicas, cluster.engines, strict=True))
-        engine_families(page, service.models, engines, scripted=service.scripted)
+        engine_families(page, service.models, engines, scripted=service.scripted, wire=service.wire)
         rows = [
             (labels_text({"model_name": name, "engine": "all"}), stats)
             for name, stats in zip(service.models, cluster.of_models, strict=True)
         ]
-        request_families(page, rows)
+        request_families(page, rows, service.wire)
         adapter_family(page, service)
         if cluster.watchers:
             everywhere = labels_text({"model_name": service.model, "engine": "all"})
@@ -72,6 +72,7 @@ class MetricsPage:
     def _server_families(self) -> None:
         page, service = self._page, self._service
         kernel, pace = service.cluster.kernel, service.cluster.pace
+        recent = pace.recent(kernel.wall_ns())
         gauges = (
             ("time_seconds", "Emulated time since the start.", kernel.wall_ns() / NS_PER_S),
             ("speed", "Emulated seconds per second.", service.speed),
@@ -85,6 +86,11 @@ class MetricsPage:
             ("event_loop_lag_max_seconds", "Largest so far.", service.loop_lag_max_s),
             ("pace_late", "1 if the machine does not keep up.", float(pace.is_late)),
             ("pace_lateness_seconds", "Lateness of the last answer.", pace.last_s),
+            (
+                "pace_recent_late_share",
+                "Part of the answers of the last half minute that were late.",
+                recent.late / recent.requests if recent.requests else 0.0,
+            ),
             ("pace_lateness_max_seconds", "Largest so far.", pace.worst_s),
             ("pace_first_late_seconds", "Time of the first, -1 = none.", pace.first_late_s),
         )

@@ -6,14 +6,16 @@ Plain filler has a short way: the parts of a chunk that are the same for all tok
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from emu.apps.serve.calls import Call
+from emu.apps.serve.choices import Choice, Exchange
 from emu.apps.serve.faces import DONE, Face, Token, compact, event
 from emu.apps.serve.logprobs import chat_logprobs, completion_logprobs, prompt_pieces
-from emu.apps.serve.script import Script
+from emu.apps.serve.pace import AnswerPace
+from emu.apps.serve.script import Part
 from emu.apps.serve.service import Service
-from emu.apps.serve.world import Choice, Exchange
+from emu.units import NS_PER_MS
 
 
 def usage_of(call: Call, exchange: Exchange) -> dict[str, object]:
@@ -22,12 +24,16 @@ def usage_of(call: Call, exchange: Exchange) -> dict[str, object]:
     prompt = sum(len(p) for p in call.prompts)
     produced = 0 if call.max_tokens == 0 else sum(c.produced for c in choices)
     cached = sum(c.request.prefix_hit_tokens for c in choices[:: call.n])
-    return {
+    thought = sum(c.script.reasoning_tokens for c in choices if c.script is not None)
+    usage: dict[str, object] = {
         "prompt_tokens": prompt,
         "completion_tokens": produced,
         "total_tokens": prompt + produced,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if thought:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return usage
 
 
 class OpenAiFace(Face):
@@ -60,19 +66,27 @@ class OpenAiFace(Face):
         text = "" if call.max_tokens == 0 else self.text_of(choice)
         answer: dict[str, object] = {"index": choice.index}
         if call.is_chat:
-            message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
-            if script is not None and script.tool is not None:
-                tool = script.tool
-                function = {"name": tool.name, "arguments": tool.arguments}
-                one = {"id": tool.call_id, "type": "function", "function": function}
-                message = {**message, "content": None, "tool_calls": [one]}
-            answer["message"] = message
+            answer["message"] = self._message(choice, text)
         else:
             answer["text"] = self._echoed(choice) + text if call.echo else text
         answer["logprobs"] = self._logprobs(choice)
         answer["finish_reason"] = self._finish(choice)
         answer["stop_reason"] = script.stop_reason if script is not None else None
         return answer
+
+    def _message(self, choice: Choice, text: str) -> dict[str, object]:
+        """The message of a chat."""
+        message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+        calls = []
+        for part in self.parts_of(choice):
+            if part.kind == "reasoning":
+                message["reasoning_content"] = self.said(choice, part)
+            elif part.kind == "tool":
+                function = {"name": part.name, "arguments": self.said(choice, part)}
+                calls.append({"id": part.call_id, "type": "function", "function": function})
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return message
 
     def _finish(self, choice: Choice) -> str:
         reason = choice.finish_reason
@@ -173,7 +187,7 @@ class OpenAiFace(Face):
         text = "" if call.max_tokens == 0 else token.text
         one: dict[str, object] = {"index": choice.index}
         if call.is_chat:
-            one["delta"] = _chat_delta(script, position, text)
+            one["delta"] = _chat_delta(self.parts_of(choice), position, text)
         else:
             one["text"] = self._echoed(choice) + text if call.echo and not position else text
         one["logprobs"] = self._chunk_logprobs(choice, position)
@@ -208,21 +222,30 @@ class OpenAiFace(Face):
         first = completion_logprobs(tokenizer, prompt, 0, call.logprobs, offset=0, is_prompt=True)
         return {key: first[key] + found[key] for key in first}
 
-    def closing(self) -> bytes:
-        """The usage, if it was asked for, and the end."""
+    def closing(self, pace: AnswerPace) -> bytes:
+        """The usage, if it was asked for, with how late the answer was, and the end."""
         if not self.call.include_usage:
             return DONE
         usage = usage_of(self.call, self.exchange)
-        return event({**self._frame(), "choices": [], "usage": usage}) + DONE
+        known = {
+            "verdict": pace.verdict,
+            "first_token_late_ms": round(pace.first_late_ns / NS_PER_MS, 3),
+            "last_token_late_ms": round(pace.last_late_ns / NS_PER_MS, 3),
+        }
+        return event({**self._frame(), "choices": [], "usage": usage, "emu_pace": known}) + DONE
 
 
-def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, object]:
-    first = {"role": "assistant"} if position == 0 else {}
-    if script is None or script.tool is None:
-        return {**first, "content": text}
-    tool = script.tool
-    if position == 0:
-        function = {"name": tool.name, "arguments": ""}
-        head = {"index": 0, "id": tool.call_id, "type": "function", "function": function}
-        return {**first, "content": None, "tool_calls": [head]}
-    return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+def _chat_delta(parts: Sequence[Part], position: int, text: str) -> dict[str, object]:
+    """What a token adds to the message of a chat."""
+    delta: dict[str, object] = {"role": "assistant"} if position == 0 else {}
+    part = next((one for one in parts if position < one.end), parts[-1])
+    if part.kind == "reasoning":
+        return {**delta, "reasoning_content": text}
+    if part.kind == "text":
+        return {**delta, "content": text}
+    index = sum(one.kind == "tool" for one in parts[: parts.index(part)])
+    if position == part.begin:
+        function = {"name": part.name, "arguments": text}
+        head = {"index": index, "id": part.call_id, "type": "function", "function": function}
+        return {**delta, "content": None, "tool_calls": [head]}
+    return {**delta, "tool_calls": [{"index": index, "function": {"arguments": text}}]}

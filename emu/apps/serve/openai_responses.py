@@ -51,6 +51,12 @@ class FlatTool(Struct):
     strict: bool | None = None
 
 
+class Reasoning(Struct):
+    """`reasoning`."""
+
+    effort: str | None = None
+
+
 class ResponsesBody(Struct, kw_only=True):
     """`/v1/responses`."""
 
@@ -67,6 +73,8 @@ class ResponsesBody(Struct, kw_only=True):
     user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     priority: int | None = 0
     cache_salt: str | None = None
+    reasoning: Reasoning | None = None
+    parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     conversation: object = None
     background: bool | None = False
@@ -100,6 +108,8 @@ def read_responses(data: bytes, tokenizer: Tokenizer) -> Call:
         response_format=_format(body),
         tools=_tools(body),
         tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
     return chat_call(chat, tokenizer)
 

@@ -119,7 +119,6 @@ def _answers() -> Schema:
         "Completion": _answer_of("text_completion", {**chosen, "text": _STRING}, frame),
         "ChatCompletion": _answer_of("chat.completion", {**chosen, "message": message}, frame),
         "Answer": _ANYTHING,
-        "Scale": _object({"spec": _object({"replicas": {"type": "integer"}})}),
         "Rendered": _list(_ANYTHING),
         "Model": _object(card),
         "Models": _object({"object": {"const": "list"}, "data": _list(_object(card))}),

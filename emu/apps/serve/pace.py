@@ -7,13 +7,17 @@ counts the time that the call waited before the server read it. A request is lat
 is above 5 ms + 2 % of its emulated latency, which is what the documentation promises for a server
 that keeps up. The verdict is "late" as soon as more than 1 % of the requests are.
 
-`Adapter` lowers the speed while requests are late (`--slow-down auto`), and raises it again, up
-to what was asked for, when a while has gone well.
+Each answer has its own verdict, and so has the last half minute: one hiccup marks a session, but
+not what comes after it. `Adapter` lowers the speed while requests are late (`--slow-down auto`),
+and raises it again, up to what was asked for, when a while has gone well.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
+
+from msgspec import Struct
 
 from emu.units import NS_PER_S
 
@@ -22,12 +26,40 @@ ALLOWED_SHARE: Final = 0.02
 LATE_SHARE_MAX: Final = 0.01
 STRICT_REQUESTS_MIN: Final = 20
 """A strict server judges from so many requests on, and at its end."""
+WINDOW_S: Final = 30
+"""Wall seconds that the moving verdict looks back on."""
+_WINDOW_ANSWERS_MAX: Final = 100_000
+_WORSE: Final = 2.0
+"""A verdict is told again when the late share or the worst lateness has grown so many times."""
 _SPEED_DOWN: Final = 0.7
 _SPEED_UP: Final = 1.1
+_SPEED_LEAST_STEP: Final = 0.3
+_REST_S: Final = 3
+"""Wall seconds in which a lower speed shows its effect."""
 _SPEED_MIN: Final = 0.01
 _GOOD_S: Final = 10
 """Wall seconds without a late request before the speed is raised again."""
 _CHANGES_KEPT: Final = 1000
+
+
+class AnswerPace(Struct):
+    """How late one answer was, emulated ns."""
+
+    at_ns: int
+    """When its first token left."""
+    first_late_ns: int
+    last_late_ns: int = 0
+    is_late: bool = False
+
+    @property
+    def late_ns(self) -> int:
+        """The larger of the two."""
+        return max(self.first_late_ns, self.last_late_ns)
+
+    @property
+    def verdict(self) -> str:
+        """ "kept" or "late"."""
+        return "late" if self.is_late else "kept"
 
 
 class Pace:
@@ -51,33 +83,45 @@ class Pace:
         self.window_requests = 0
         self.intake_worst_s = 0.0
         """Longest wait of a call before the server read it, emulated seconds."""
+        self.speed = 1.0
+        """Emulated seconds per second, now."""
+        self.seen_s: list[tuple[float, float]] = []
+        """(emulated, as its client saw it) TTFT of the answers since the last look."""
+        self._recent: deque[AnswerPace] = deque(maxlen=_WINDOW_ANSWERS_MAX)
+        self._told = (0.0, 0.0)
+        """Late share and worst lateness when the verdict was told last."""
 
-    def first(self, came_ns: int, due_ns: int, left_ns: int) -> bool:
-        """The first token of an answer left now; True if it is late.
+    def first(self, came_ns: int, due_ns: int, left_ns: int) -> AnswerPace:
+        """The first token of an answer leaves now.
 
         The call came at `came_ns`, the token was due at `due_ns` and left at `left_ns`, all in
         emulated nanoseconds.
         """
         late_ns = max(0, left_ns - due_ns)
+        answer = AnswerPace(at_ns=left_ns, first_late_ns=late_ns)
+        self._recent.append(answer)
         self.requests += 1
         self.window_requests += 1
         self.sum_s += late_ns / NS_PER_S
+        self.seen_s.append(((due_ns - came_ns) / NS_PER_S, (left_ns - came_ns) / NS_PER_S))
         is_late = _is_late(late_ns, due_ns - came_ns)
-        self._note(late_ns, left_ns, is_late=is_late)
+        self._note(answer, late_ns, left_ns, is_late=is_late)
         if not is_late:
             self.late_since_s = -1.0
-        return is_late
+        return answer
 
-    def last(self, came_ns: int, due_ns: int, left_ns: int, *, was_late: bool) -> None:
-        """The last token of the same answer left now."""
-        late_ns = max(0, left_ns - due_ns)
-        self._note(late_ns, left_ns, is_late=not was_late and _is_late(late_ns, due_ns - came_ns))
+    def last(self, answer: AnswerPace, came_ns: int, due_ns: int, left_ns: int) -> None:
+        """Its last token leaves now."""
+        late_ns = answer.last_late_ns = max(0, left_ns - due_ns)
+        is_late = not answer.is_late and _is_late(late_ns, due_ns - came_ns)
+        self._note(answer, late_ns, left_ns, is_late=is_late)
 
-    def _note(self, late_ns: int, at_ns: int, *, is_late: bool) -> None:
+    def _note(self, answer: AnswerPace, late_ns: int, at_ns: int, *, is_late: bool) -> None:
         self.last_s = late_ns / NS_PER_S
         self.worst_s = max(self.worst_s, self.last_s)
         if not is_late:
             return
+        answer.is_late = True
         at_s = at_ns / NS_PER_S
         self.late += 1
         self.window_late += 1
@@ -89,6 +133,25 @@ class Pace:
                 self.late_from_s.append((at_s, at_s))
         if self.late_from_s:
             self.late_from_s[-1] = (self.late_from_s[-1][0], at_s)
+
+    def recent(self, now_ns: int) -> Recent:
+        """The pace of the last half minute on the wall clock."""
+        window = self._recent
+        while window and window[0].at_ns < now_ns - WINDOW_S * NS_PER_S * self.speed:
+            window.popleft()
+        late = sum(answer.is_late for answer in window)
+        worst_ns = max((answer.late_ns for answer in window), default=0)
+        return Recent(requests=len(window), late=late, worst_s=worst_ns / NS_PER_S)
+
+    def is_worse(self) -> bool:
+        """The verdict is lost and was not told, or much has been added since it was told."""
+        if not self.is_late or self.requests < STRICT_REQUESTS_MIN:
+            return False
+        share, worst_s = self._told
+        if share and self.late_share < _WORSE * share and self.worst_s < _WORSE * worst_s:
+            return False
+        self._told = (self.late_share, self.worst_s)
+        return True
 
     @property
     def late_share(self) -> float:
@@ -147,6 +210,22 @@ class Pace:
         }
 
 
+class Recent(Struct, frozen=True, kw_only=True):
+    """The pace of the last half minute."""
+
+    requests: int
+    late: int
+    """Of these, the answers that were late."""
+    worst_s: float
+
+    @property
+    def verdict(self) -> str:
+        """The same words as for the whole session."""
+        if self.requests == 0:
+            return "unknown"
+        return "late" if self.late > LATE_SHARE_MAX * self.requests else "kept"
+
+
 def _is_late(late_ns: int, latency_ns: int) -> bool:
     return late_ns > ALLOWED_NS + ALLOWED_SHARE * latency_ns
 
@@ -158,15 +237,33 @@ class Adapter:
         self._pace = pace
         self._asked = speed
         self._good_s = 0
+        self._behind_s = 0.0
+        self._rests_s = 0
 
     def next_speed(self, speed: float, behind_s: float) -> float:
-        """The speed from now on. `behind_s`: how late the oldest timer is, emulated seconds."""
+        """The speed from now on. `behind_s`: how late the oldest timer is, emulated seconds.
+
+        Where the emulation falls further behind, the part of the last second that it has done is
+        the speed that the machine can keep. Where it catches up, the speed is low enough. Where
+        only answers are late, it is lowered by steps, with time to see what a step has done.
+        """
         pace = self._pace
         late, requests = pace.window_late, pace.window_requests
         pace.window_late = pace.window_requests = 0
+        grown_s, self._behind_s = behind_s - self._behind_s, behind_s
         is_behind = behind_s > 2 * ALLOWED_NS / NS_PER_S
-        if late > LATE_SHARE_MAX * requests or is_behind:
+        self._rests_s = max(0, self._rests_s - 1)
+        if is_behind or late > LATE_SHARE_MAX * requests:
             self._good_s = 0
+            if is_behind and grown_s <= 0:
+                return speed
+            if is_behind and grown_s > 0.05 * speed:
+                self._rests_s = _REST_S
+                done = max(_SPEED_LEAST_STEP, min(0.95, 1.0 - grown_s / speed))
+                return max(_SPEED_MIN, speed * done)
+            if self._rests_s:
+                return speed
+            self._rests_s = _REST_S
             return max(_SPEED_MIN, speed * _SPEED_DOWN)
         self._good_s += 1
         if self._good_s >= _GOOD_S and speed < self._asked:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import NAME_MAX, decode_body
 from emu.apps.serve.calls import Call, read_prompts
+from emu.apps.serve.choices import Exchange
 from emu.apps.serve.faces import Face, FaceMaker, compact
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids
-from emu.apps.serve.world import Exchange
 
 RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS: Final = ("/score", "/v1/score")

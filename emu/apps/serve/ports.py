@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from emu.apps.serve.endpoint import Endpoint
@@ -45,14 +46,14 @@ def port_of(listening: socket.socket) -> int:
 class Dispatch:
     """One application for each port, and one for all others."""
 
-    def __init__(self, main: ASGIApp) -> None:
-        self._main = main
+    def __init__(self) -> None:
+        self.main: ASGIApp = PlainTextResponse("starting", 503)
         self.by_port: dict[int, ASGIApp] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on."""
         port = (scope.get("server") or ("", 0))[1]
-        await self.by_port.get(port, self._main)(scope, receive, send)
+        await self.by_port.get(port, self.main)(scope, receive, send)
 
 
 class ReplicaPorts:

@@ -13,12 +13,14 @@ most what arrived after the oldest request in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from emu.apps.serve.pace import AnswerPace
+from emu.apps.serve.toml import scalars_text, to_toml
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable
 from emu.replica.states import ReplicaState, Writer
@@ -65,6 +67,8 @@ class TrafficLog:
             handoff_ns=request.handoff_after_ns,
         )
         line.adapter = request.adapter
+        if request.images:
+            line.images = list(request.images)
         if self._models:
             line.model = self._models[request.model]
         if request.max_output_tokens != request.output_tokens:
@@ -96,6 +100,27 @@ class TrafficLog:
         """Write the rest."""
         for row in sorted(self._early):
             self._file.write(self._early.pop(row))
+        self._file.close()
+
+
+class LatenessFile:
+    """lateness.csv: how late this server sent each answer. No part of what a replay repeats."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._file.write("request_id,first_token_late_ns,last_token_late_ns,verdict\n")
+
+    def add(self, request_id: int, pace: AnswerPace) -> None:
+        """One answer; emulated ns."""
+        late = f"{pace.first_late_ns},{pace.last_late_ns}"
+        self._file.write(f"{request_id},{late},{pace.verdict}\n")
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write the rest."""
         self._file.close()
 
 
@@ -139,7 +164,7 @@ class ReplayFile:
 def _table_text(table: CommandTable | FaultTable) -> str:
     kind = "commands" if isinstance(table, CommandTable) else "faults"
     given = {k: v for k, v in msgspec.to_builtins(table).items() if v is not None}
-    return f"\n[[{kind}]]\n" + _scalars(given)
+    return f"\n[[{kind}]]\n" + scalars_text(given)
 
 
 _REPLAY_HEAD: Final = (
@@ -153,6 +178,8 @@ _SCENARIO_HEAD: Final = (
 )
 
 
+Table = dict[str, Any]
+"""A configuration as plain values."""
 Event = dict[str, object]
 """What the live page is told."""
 
@@ -160,8 +187,9 @@ Event = dict[str, object]
 class Tape(Observer):
     """Keeps the traffic of a live world, and tells the page what happens."""
 
-    def __init__(self, traffic: TrafficLog, replay: ReplayFile) -> None:
+    def __init__(self, traffic: TrafficLog, replay: ReplayFile, lateness: LatenessFile) -> None:
         self.traffic = traffic
+        self.lateness = lateness
         self.replay = replay
         self.transition_counts: dict[tuple[str, str], int] = {}
         self.lost_counts: dict[str, int] = {}
@@ -214,14 +242,14 @@ class Tape(Observer):
     def close(self) -> None:
         """Write what is still in buffers."""
         self.traffic.close()
+        self.lateness.close()
 
 
 def _nobody_listens(event: Event) -> None:
     """No page is open yet."""
 
 
-# --- TOML ---------------------------------------------------------------------------------------
-def _replayable(config: Config) -> dict[str, Any]:
+def _replayable(config: Config) -> Table:
     raw = effective_dict(config)
     raw["workload"] = {"path": "workload.jsonl", "format": "jsonl", "oversized": "reject"}
     raw["output"]["dir"] = "replay"
@@ -229,7 +257,7 @@ def _replayable(config: Config) -> dict[str, Any]:
     return _open_ended(raw)
 
 
-def _open_ended(raw: dict[str, Any]) -> dict[str, Any]:
+def _open_ended(raw: Table) -> Table:
     """A configuration to which commands and faults may be appended; paths are absolute."""
     if raw["models"]:
         del raw["replicas"]  # they follow from the models
@@ -240,43 +268,3 @@ def _open_ended(raw: dict[str, Any]) -> dict[str, Any]:
         if raw[table].get(key):
             raw[table][key] = str(Path(raw[table][key]).resolve())
     return raw
-
-
-def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """A nested mapping as TOML. None is left out."""
-    text = _scalars(table)
-    for key, value in table.items():
-        name = f"{prefix}{_key(key)}"
-        if isinstance(value, Mapping):
-            text += f"\n[{name}]\n" + to_toml(value, name + ".")
-        elif _is_tables(value):
-            for item in value:
-                text += f"\n[[{name}]]\n" + to_toml(item, name + ".")
-    return text
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
-
-
-def _scalars(table: Mapping[str, Any]) -> str:
-    return "".join(
-        f"{_key(key)} = {_value(value)}\n"
-        for key, value in table.items()
-        if value is not None and not isinstance(value, Mapping) and not _is_tables(value)
-    )
-
-
-def _key(key: str) -> str:
-    plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if plain else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL
-        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
-    return repr(value)

@@ -18,7 +18,7 @@ from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.faces import Face
 from emu.apps.serve.failures import Failure, failure_error
 from emu.apps.serve.intake import Ticket
-from emu.apps.serve.pace import ALLOWED_NS
+from emu.apps.serve.pace import ALLOWED_NS, AnswerPace
 from emu.request import Request, Status
 
 _SSE_HEADERS: Final = (
@@ -27,6 +27,33 @@ _SSE_HEADERS: Final = (
 )
 _JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 _LOST: Final = "the request was lost in the emulated cluster"
+
+
+def reset(scope: Scope) -> bool:
+    """Reset the connection of a call; False where nothing lower down can."""
+    call = scope.get("state", {}).get("reset")
+    if call is not None:
+        call()
+    return call is not None
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Broken:
+    """A call that a network fails before anything is answered."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reset the connection, or say nothing for as long as the client waits."""
+        if self._failure.mode == "reset" and reset(scope):
+            return
+        await until_gone(receive)
 
 
 class Reply:
@@ -41,8 +68,9 @@ class Reply:
         """How the answer breaks off in its middle, if a schedule says so."""
         self.enter: Callable[[int | None], None] = self._submit
         """Brings the requests into the emulation, at the instant at which the call came."""
-        self._was_late = False
+        self._pace: AnswerPace | None = None
         self._is_slow_reader = False
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; cancel what is left of the requests if the client leaves."""
@@ -51,6 +79,7 @@ class Reply:
         self.enter(ticket.at_ns if ticket is not None else None)
         if ticket is not None:
             self.service.intake.end(ticket)
+        self._scope = scope
         watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
@@ -88,12 +117,15 @@ class Reply:
                 return
         if self._breaks():
             assert self.failure is not None
+            if await self._fall_silent(None):
+                return
             raise failure_error(self.failure)
         failed = exchange.failure()
         if failed is not None:
             raise ended_badly(failed)
         self._note_first(max(c.last_ns for c in exchange.choices))
         data = self.face.whole()
+        await self._dawdle()
         await send_json(send, data, self._headers())
 
     async def _stream(self, send: Send) -> None:
@@ -107,7 +139,8 @@ class Reply:
         self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
         await _start(send, 200, [*_SSE_HEADERS, *self._headers()])
         kernel = self.service.cluster.kernel
-        after = self.failure.after_tokens if self.failure is not None else 0
+        is_slow = self.failure is not None and self.failure.mode == "slow"
+        after = self.failure.after_tokens if self.failure is not None and not is_slow else 0
         opening = face.opening()
         while True:
             data = opening + face.news(after)
@@ -117,8 +150,11 @@ class Reply:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 if kernel.wall_ns() - before_ns > ALLOWED_NS:
                     self._is_slow_reader = True  # the socket was full: no fault of this machine
+            await self._dawdle()
             failed = exchange.failure()
             if failed is not None or self._breaks():
+                if await self._fall_silent(failed):
+                    return
                 body = face.broken(self._break_off(failed))
                 await send({"type": "http.response.body", "body": body})
                 return
@@ -131,7 +167,28 @@ class Reply:
                 await send({"type": "http.response.body", "body": face.broken(error)})
                 return
         self._note_last()
-        await send({"type": "http.response.body", "body": face.closing()})
+        assert self._pace is not None
+        await send({"type": "http.response.body", "body": face.closing(self._pace)})
+
+    async def _dawdle(self) -> None:
+        """A slow answer takes its time with each piece, which is no lateness of this machine."""
+        if self.failure is not None and self.failure.delay_s and self.failure.mode == "slow":
+            self._is_slow_reader = True
+            await asyncio.sleep(self.failure.delay_s)
+
+    async def _fall_silent(self, failed: Request | None) -> bool:
+        """Break off as a network does; False where the client is to be told why."""
+        is_lost = failed is not None and failed.status is Status.FAILED
+        if is_lost and self.service.options.lost == "reset":
+            return reset(self._scope)
+        if failed is not None or self.failure is None or self.failure.mode == "status":
+            return False
+        if self.failure.mode == "reset":
+            return reset(self._scope)
+        while not self.exchange.has_left:
+            await self.exchange.changed.wait()
+            self.exchange.changed.clear()
+        return True
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         """Once the first token is there."""
@@ -139,22 +196,34 @@ class Reply:
         return [
             (b"x-emu-request-id", str(first).encode()),
             (b"x-emu-pace", self.service.cluster.pace.header),
+            (b"x-emu-answer-pace", self._answer_pace()),
         ]
+
+    def _answer_pace(self) -> bytes:
+        """The verdict on this answer, up to its first token, or whole if it is not streamed."""
+        pace = self._pace
+        assert pace is not None
+        return f"{pace.verdict}; late={pace.late_ns / 1e6:.1f}ms".encode()
 
     def _note_first(self, due_ns: int) -> None:
         cluster, exchange = self.service.cluster, self.exchange
         now_ns = cluster.kernel.wall_ns()
-        self._was_late = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+        self._pace = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+        if not self.call.stream:
+            cluster.note_pace(exchange, self._pace)
 
     def _note_last(self) -> None:
         cluster, exchange = self.service.cluster, self.exchange
+        assert self._pace is not None
         if not self._is_slow_reader:
             due_ns = max(choice.last_ns for choice in exchange.choices)
-            now_ns, was_late = cluster.kernel.wall_ns(), self._was_late
-            cluster.pace.last(exchange.came_ns, due_ns, now_ns, was_late=was_late)
+            now_ns = cluster.kernel.wall_ns()
+            cluster.pace.last(self._pace, exchange.came_ns, due_ns, now_ns)
+        cluster.note_pace(exchange, self._pace)
 
     def _breaks(self) -> bool:
-        after = self.failure.after_tokens if self.failure is not None else 0
+        is_slow = self.failure is not None and self.failure.mode == "slow"
+        after = self.failure.after_tokens if self.failure is not None and not is_slow else 0
         return after > 0 and any(c.produced >= after for c in self.exchange.choices)
 
     def _break_off(self, failed: Request | None) -> ApiError:

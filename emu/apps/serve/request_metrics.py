@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from emu.apps.serve.prometheus import Page
-from emu.apps.serve.world import Histogram, Statistics
+from emu.apps.serve.statistics import Histogram, Statistics
+from emu.apps.serve.wire import Wire
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
     ("time_to_first_token_seconds", "Time to first token.", lambda s: s.ttft),
@@ -22,14 +23,22 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...
     ("request_max_num_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
     ("request_num_preemptions", "Preemptions of a request.", lambda s: s.request_preemptions),
     ("request_prefill_kv_computed_tokens", "Prompt minus hits.", lambda s: s.kv_computed_tokens),
+    ("request_params_n", "Answers that were asked for.", lambda s: s.params_n),
     ("request_params_max_tokens", "Limit on output tokens.", lambda s: s.max_tokens),
     ("iteration_tokens_total", "Tokens of an iteration.", lambda s: s.iteration_tokens),
 )
 
 
-def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None:
+def request_families(page: Page, rows: Sequence[tuple[str, Statistics]], wire: Wire) -> None:
     """What vLLM says of requests: of one engine, or of all of each model; (labels, figures)."""
+    absent = set()
+    if not wire.counts_recomputed:
+        absent.add("prompt_tokens_recomputed")
+    if not wire.shows_preemptions:
+        absent.add("request_num_preemptions")
     for name, text, count in _COUNTERS:
+        if name in absent:
+            continue
         page.counter(f"vllm:{name}", text, [(label, count(stats)) for label, stats in rows])
     page.counter(
         "vllm:prompt_tokens_by_source",
@@ -49,6 +58,8 @@ def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None
         ]
     page.counter("vllm:request_success", "Ended requests.", ended)
     for name, text, pick in _HISTOGRAMS:
+        if name in absent:
+            continue
         page.histogram(f"vllm:{name}", text, [(label, pick(stats)) for label, stats in rows])
 
 

@@ -2,28 +2,56 @@
 
 Most answers are plain filler, whose pieces follow from where it starts; those have no script. A
 script is made for an answer that must obey something: `stop`, a JSON schema, a regular expression,
-a choice, a tool call, or that must show log-probabilities. It is made before the request enters,
-because the number of its tokens is what the emulated engine has to produce.
+a choice, tool calls, an order (`answers.py`), or that must show reasoning or log-probabilities. It
+is made before the request enters, because the number of its tokens is what the emulated engine has
+to produce.
+
+An answer is a row of parts: reasoning, text, calls of tools. Each token belongs to one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from emu.apps.serve.regex_filler import text_for
 from emu.apps.serve.schema_filler import json_for
 from emu.apps.serve.tokenizer import Tokenizer, filler_ids, split_tokens
 
+Kind = Literal["reasoning", "text", "tool"]
 
-class ToolCall(Struct, frozen=True):
-    """One call of a function."""
 
-    call_id: str
-    name: str
-    arguments: str
+class Said(Struct, frozen=True):
+    """A part of an answer before it is cut into tokens."""
+
+    kind: Kind
+    text: str
+    """Or the arguments of the call."""
+    name: str = ""
+    """Of the tool."""
+
+
+class Order(Struct, frozen=True):
+    """An answer that was given word by word."""
+
+    parts: tuple[Said, ...]
+    finish: str = ""
+    """As in `Script`; empty = as the parts say."""
+
+
+class Part(Struct, frozen=True):
+    """Tokens of an answer that are of one kind."""
+
+    kind: Kind
+    begin: int
+    end: int
+    head: int = 0
+    """Tokens at the begin that name the tool."""
+    name: str = ""
+    call_id: str = ""
 
 
 class Constraint(Struct, kw_only=True, frozen=True):
@@ -33,8 +61,10 @@ class Constraint(Struct, kw_only=True, frozen=True):
     """A JSON schema, or True for any JSON object."""
     regex: str = ""
     options: tuple[str, ...] = ()
-    tool: str = ""
-    """Name of the function that is called; `schema` is that of its arguments."""
+    tools: tuple[tuple[str, object], ...] = ()
+    """Functions that are called: names, and schemas of their arguments."""
+    sections: tuple[tuple[str, object], ...] = ()
+    """Texts, and after each a value of a schema, plain where it is a text; None = no value."""
 
 
 FREE: Final = Constraint()
@@ -46,66 +76,152 @@ class Script(Struct, kw_only=True):
     pieces: list[str]
     """Text of each token as the model writes it."""
     shown: list[str]
-    """Text that each token adds to the answer: held back while it may become a stop string."""
+    """Text that each token adds to its part: held back while it may become a stop string."""
     ids: list[int]
     finish: str
     """"stop", "length" or "tool_calls"; empty = "length" exactly if the limit is reached."""
     stop_reason: str | int | None = None
-    tool: ToolCall | None = None
-    tool_head: int = 0
-    """Tokens before the arguments: the call's name."""
+    parts: tuple[Part, ...] = ()
+    """All tokens, in order; empty = one text."""
+
+    def text_of(self, part: Part) -> str:
+        """What a part says; the arguments of a call."""
+        return "".join(self.shown[part.begin + part.head : part.end])
 
     @property
     def text(self) -> str:
-        """The whole answer."""
-        return "".join(self.shown)
+        """The text of the answer, without reasoning and calls."""
+        if not self.parts:
+            return "".join(self.shown)
+        return "".join(self.text_of(part) for part in self.parts if part.kind == "text")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens before the answer proper."""
+        return sum(part.end - part.begin for part in self.parts if part.kind == "reasoning")
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """How long an answer may be, and what numbers it."""
+
+    start: int
+    """First filler token."""
+    seed: int
+    length: int
+    """Tokens of a free answer."""
+    budget: int
+    """Most tokens of any."""
+    reasoning_tokens: int = 0
+    call_id: str = ""
 
 
 def make_script(
-    tokenizer: Tokenizer,
-    constraint: Constraint,
-    *,
-    start: int,
-    seed: int,
-    length: int,
-    budget: int,
-    call_id: str,
+    tokenizer: Tokenizer, constraint: Constraint, room: Room, order: Order | None = None
 ) -> Script:
-    """A free answer of `length` tokens, or what the constraint makes it, of at most `budget`.
-
-    Raises CannotFill.
-    `start` is the first filler token.
-    """
+    """An answer as ordered, as the constraint makes it, or free. Raises CannotFill."""
+    if order is not None:
+        return _compose(tokenizer, room, [], order.parts, order.finish)
+    thinks = min(room.reasoning_tokens, room.length - 1) if room.reasoning_tokens else 0
     if constraint is FREE:
-        pieces = [tokenizer.pieces[(start + i) % len(tokenizer.pieces)] for i in range(length)]
-        ids = [int(i) for i in filler_ids(tokenizer, start, length)]
-        return Script(pieces=pieces, shown=list(pieces), ids=ids, finish="")
-    tool = None
-    head: list[str] = []
-    if constraint.tool:
-        arguments = json_for(constraint.schema, seed)
-        tool = ToolCall(call_id, constraint.tool, arguments)
-        head = split_tokens(tokenizer, constraint.tool)
-        text = arguments
-    elif constraint.options:
+        script = _filler(tokenizer, room.start, room.length)
+        if thinks:
+            script.parts = (Part("reasoning", 0, thinks), Part("text", thinks, room.length))
+        return script
+    said = list(_constrained(constraint, room.seed))
+    head = _filler(tokenizer, room.start, thinks).pieces
+    return _compose(tokenizer, room, head, said, "")
+
+
+def _filler(tokenizer: Tokenizer, start: int, length: int) -> Script:
+    pieces = [tokenizer.pieces[(start + i) % len(tokenizer.pieces)] for i in range(length)]
+    ids = [int(i) for i in filler_ids(tokenizer, start, length)]
+    return Script(pieces=pieces, shown=list(pieces), ids=ids, finish="")
+
+
+def _constrained(constraint: Constraint, seed: int) -> Iterator[Said]:
+    """What a constraint asks for."""
+    for index, (name, schema) in enumerate(constraint.tools):
+        yield Said("tool", json_for(schema, seed + index), name)
+    if constraint.tools:
+        return
+    if constraint.options:
         text = constraint.options[seed % len(constraint.options)]
     elif constraint.regex:
         text = text_for(constraint.regex, seed)
     elif constraint.schema is True:
         text = json_for({"type": "object", "properties": {"answer": {"type": "string"}}}, seed)
+    elif constraint.sections:
+        text = "".join(before + _plain(schema, seed) for before, schema in constraint.sections)
     else:
         text = json_for(constraint.schema, seed)
-    pieces = [*head, *split_tokens(tokenizer, text)] or [""]
-    is_whole = len(pieces) <= budget
-    pieces = pieces[:budget]
-    finish = ("tool_calls" if tool else "stop") if is_whole else "length"
-    ids = [_first_id(tokenizer, piece) for piece in pieces]
-    script = Script(pieces=pieces, shown=list(pieces), ids=ids, finish=finish, tool=tool)
-    if tool is not None:
-        script.tool_head = min(len(head), len(pieces))
-        cut = "".join(pieces[script.tool_head :])
-        script.tool = ToolCall(call_id, tool.name, cut)
+    yield Said("text", text)
+
+
+def _plain(schema: object, seed: int) -> str:
+    """A value of a schema as prose has it: a text without quotes; nothing without a schema."""
+    if schema is None:
+        return ""
+    text = json_for(schema, seed)
+    value: object = json.loads(text)
+    return str(value) if isinstance(value, str | bool) else text
+
+
+def _compose(
+    tokenizer: Tokenizer, room: Room, thinking: list[str], said: Sequence[Said], finish: str
+) -> Script:
+    """Parts as tokens, cut where the room ends."""
+    pieces = list(thinking)
+    parts = [Part("reasoning", 0, len(thinking))] if thinking else []
+    for one in said:
+        head = split_tokens(tokenizer, one.name) if one.kind == "tool" else []
+        begin = len(pieces)
+        pieces += head
+        pieces += split_tokens(tokenizer, one.text)
+        if len(pieces) == begin and len(said) > 1:
+            continue  # nothing said
+        call_id = f"{room.call_id}-{len(parts)}" if one.kind == "tool" else ""
+        parts.append(Part(one.kind, begin, len(pieces), len(head), one.name, call_id))
+    if not pieces:
+        pieces, parts = [""], [Part("text", 0, 1)]
+    is_whole = len(pieces) <= room.budget
+    pieces = pieces[: room.budget]
+    calls = any(part.kind == "tool" for part in parts)
+    end = finish or ("tool_calls" if calls else "stop")
+    script = Script(
+        pieces=pieces,
+        shown=[],
+        ids=[_first_id(tokenizer, piece) for piece in pieces],
+        finish=end if is_whole else "length",
+        parts=tuple(parts),
+    )
+    _show(script, "".join(pieces), 0)
     return script
+
+
+def _show(script: Script, text: str, hold: int) -> None:
+    """Say which text each token adds: the `text` of all, with the last `hold` characters back.
+
+    Nothing is held back beyond its part, and a tool's name is shown with its call.
+    """
+    count = len(script.pieces)
+    script.parts = tuple(
+        structs.replace(part, end=min(part.end, count), head=min(part.head, count - part.begin))
+        for part in script.parts
+        if part.begin < count
+    )
+    heads = {i for p in script.parts for i in range(p.begin, p.begin + p.head)}
+    ends = {part.begin + part.head - 1 for part in script.parts}
+    ends |= {part.end - 1 for part in script.parts}
+    shown, written, given = [], 0, 0
+    for position, piece in enumerate(script.pieces):
+        written += len(piece)
+        held = 0 if position in ends else hold
+        upto = max(given, min(written - held, len(text)))
+        shown.append("" if position in heads else text[given:upto])
+        given = upto
+    if shown:
+        shown[-1] += text[given:]
+    script.shown = shown
 
 
 def _first_id(tokenizer: Tokenizer, piece: str) -> int:
@@ -121,28 +237,15 @@ def apply_stops(
     `least`: `min_tokens`, before which nothing stops.
     """
     ends = _first_stop(script, stops, stop_ids, least)
+    text = "".join(script.pieces)
     if ends is not None:
         count, cut, reason = ends
         script.pieces, script.ids = script.pieces[:count], script.ids[:count]
         script.finish, script.stop_reason = "stop", reason
-        if script.tool is not None:
-            arguments = "".join(script.pieces[script.tool_head :])
-            script.tool = ToolCall(script.tool.call_id, script.tool.name, arguments)
         text = "".join(script.pieces)
         if isinstance(reason, str):
             text = text[: cut + len(reason)] if keeps_stop else text[:cut]
-    else:
-        text = "".join(script.pieces)
-    hold = 0 if keeps_stop else max((len(stop) for stop in stops), default=1) - 1
-    shown, written, given = [], 0, 0
-    for piece in script.pieces:
-        written += len(piece)
-        upto = max(given, min(written - hold, len(text)))
-        shown.append(text[given:upto])
-        given = upto
-    if shown:
-        shown[-1] += text[given:]
-    script.shown = shown
+    _show(script, text, 0 if keeps_stop else max((len(s) for s in stops), default=1) - 1)
 
 
 def _first_stop(

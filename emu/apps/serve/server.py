@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import resource
+import secrets
 import shlex
 import socket
 import sys
@@ -23,32 +24,38 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgspec
 import uvicorn
 from anyio.abc import TaskGroup
 
+from emu.apps.serve.answers import Answers
 from emu.apps.serve.app import make_app
 from emu.apps.serve.endpoint_app import endpoint_app
 from emu.apps.serve.fleet import Fleet, check_fleet
 from emu.apps.serve.guard import is_loopback
 from emu.apps.serve.intake import Intake, LiveProtocol
-from emu.apps.serve.kv_events import KvEvents, wire_of
+from emu.apps.serve.kubernetes.http import Kubernetes
+from emu.apps.serve.kv_events import KvEvents
 from emu.apps.serve.options import ServeOptions
-from emu.apps.serve.pace import STRICT_REQUESTS_MIN, Adapter
+from emu.apps.serve.pace import Adapter
+from emu.apps.serve.pictures import pictures_of
 from emu.apps.serve.ports import BACKLOG, Dispatch, ReplicaPorts, bind, port_of
-from emu.apps.serve.recording import ReplayFile, Tape, TrafficLog
-from emu.apps.serve.service import Service, served_names, weights_from_host_s
+from emu.apps.serve.recording import LatenessFile, ReplayFile, Tape, TrafficLog
+from emu.apps.serve.service import Service, schedule, served_names, weights_from_host_s
 from emu.apps.serve.snapshot import snapshot
 from emu.apps.serve.tokenizer import make_tokenizer
 from emu.apps.serve.tokenizer_files import write_tokenizer
+from emu.apps.serve.traces.recorder import Recorder
+from emu.apps.serve.wire import wire_of
 from emu.apps.serve.world import LiveCluster, live_config
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.places import placing
-from emu.config.schema import Config
-from emu.errors import InputError, PaceLost
+from emu.config.schema import CommandTable, Config, FaultTable
+from emu.errors import InputError, PaceLost, needs_extra
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
 from emu.process.interrupts import sent_to
@@ -57,6 +64,9 @@ from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
 from emu.runs.runner import next_free
 from emu.units import NS_PER_S, s_to_ns
+
+if TYPE_CHECKING:
+    from emu.apps.serve.traces.otlp import Exporter
 
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
@@ -77,8 +87,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _Protocol(intake: Intake, head_timeout_s: float) -> Any:
-    return partial(LiveProtocol, intake=intake, head_timeout_s=head_timeout_s)
+def _exporter(options: ServeOptions) -> Exporter | None:
+    """Where traces go. Raises InputError."""
+    if not options.otlp:
+        return None
+    if not options.otlp.startswith(("http://", "https://")):
+        raise InputError("serve", None, "--otlp", "is an address as http://HOST:4318")
+    with needs_extra("traces", "serve", "--otlp"):
+        from emu.apps.serve.traces.otlp import Exporter
+
+    return Exporter(options.otlp, options.face)
 
 
 Announce = Callable[["LiveServer"], None]
@@ -94,26 +112,36 @@ class LiveServer:
         self.source = source
         self.options = options
         self.directory = directory
+        self._later: list[CommandTable | FaultTable] = []
+        """Commands and faults whose times count from the first call."""
+        if options.faults_from == "first-request":
+            self._later = [*self.config.commands, *self.config.faults]
+            self.config = msgspec.structs.replace(self.config, commands=[], faults=[])
         self.plan = make_plan(self.config, source)
         if len(self.plan.models) > 1:
             where = "models" if self.config.models else "replicas"
-            for option, given in (("--fleet", options.fleet), ("--model-name", options.model_name)):
+            for option, given in (
+                ("--fleet", options.has_fleet),
+                ("--model-name", options.model_name),
+            ):
                 if given:
                     raise InputError(source, None, where, f"{option} is for one model")
-        if options.fleet:
+        if options.has_fleet:
             policy = self.config.scheduler.policy
             check_fleet(len(self.plan.replicas), policy, options.ports, source)
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
+        if len(self.plan.models) == 1:
+            self.tokenizer.pictures = pictures_of(self.plan.replicas[0])
+        self.answers = Answers(Path(options.answers) if options.answers else None)
+        self.exporter = _exporter(options)
         self.service: Service | None = None
         self.port = options.port
         self._began = Began.now()
         self._group: TaskGroup | None = None
-        self._has_told = False
         self.fleet: Fleet | None = None
         self.ports: ReplicaPorts | None = None
         self._endpoint_sockets: list[socket.socket] = []
 
-    # --- running ------------------------------------------------------------------------------
     async def run(self, *, announce: Announce | None = None, handle_signals: bool = True) -> None:
         """Serve until a signal (or `stop`), then write the results.
 
@@ -132,7 +160,7 @@ class LiveServer:
         cluster: LiveCluster | None = None
         files: RunDirectory | None = None
         try:
-            if self.options.fleet:
+            if self.options.has_fleet:
                 self._bind_endpoints()
             self.directory.mkdir(parents=True, exist_ok=True)
             write_tokenizer(self.directory / "tokenizer", _longest(self.plan))
@@ -142,13 +170,19 @@ class LiveServer:
             tape = Tape(
                 TrafficLog(self.directory / "workload.jsonl", limit, models=names),
                 ReplayFile(self.directory / "replay.toml", self.config),
+                LatenessFile(self.directory / "lateness.csv"),
             )
             clock = WallKernel(
                 speed=self.options.speed,
                 events_per_instant_max=self.config.limits.events_per_instant,
             )
-            log = make_log(self.options.log_level, self.options.log_format)
-            cluster = LiveCluster(self.plan, files.staging, tape, clock, log)
+            log = make_log(self.options.level, self.options.log_format)
+            recorder = None
+            if self.exporter is not None:
+                recorder = Recorder(secrets.token_hex(8), self.exporter.take)
+            cluster = LiveCluster(
+                self.plan, files.staging, tape, clock, log, recorder, self.options.face
+            )
             await self._serve(listening, cluster, announce)
             self._publish(files, cluster)
         except BaseException:
@@ -166,25 +200,20 @@ class LiveServer:
         self, listening: socket.socket, cluster: LiveCluster, announce: Announce | None
     ) -> None:
         service = self.service = Service(
-            cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
+            cluster,
+            self.plan,
+            self.tokenizer,
+            self.options,
+            answers=self.answers,
+            startup_ns=self._startup_ns(),
         )
-        dispatch = Dispatch(make_app(service))
-        ports = self._make_fleet(service, dispatch) if self.options.fleet else None
-        server = _Server(
-            uvicorn.Config(
-                dispatch,
-                http=_Protocol(service.intake, self.options.header_timeout_s),
-                ws="none",
-                ssl_certfile=self.options.tls_cert or None,
-                ssl_keyfile=self.options.tls_key or None,
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=int(_CLOSE_S),
-            )
-        )
+        if self._later:
+            service.on_first_call.append(partial(schedule, service, self._later))
+        dispatch = Dispatch()
+        ports = self._make_fleet(service, dispatch) if self.options.has_fleet else None
+        kubernetes = Kubernetes(service, [] if self.fleet is None else self.fleet.endpoints)
+        dispatch.main = make_app(service, kubernetes)
+        server = self._web_server(dispatch, service.intake)
         ended = asyncio.Event()
         async with contextlib.AsyncExitStack() as last, anyio.create_task_group() as group:
             if self.fleet is not None and self.fleet.events is not None:
@@ -200,6 +229,10 @@ class LiveServer:
 
             group.start_soon(emulate)
             group.start_soon(self._tick, service)
+            group.start_soon(kubernetes.run)
+            if self.exporter is not None:
+                group.start_soon(self.exporter.run)
+                last.push_async_callback(self.exporter.flush)
             if ports is not None:
                 group.start_soon(self._keep_ports, ports, server)
             self._group = group
@@ -217,6 +250,26 @@ class LiveServer:
             await ended.wait()
             group.cancel_scope.cancel()
 
+    def _web_server(self, dispatch: Dispatch, intake: Intake) -> _Server:
+        """uvicorn, with stamps and time-outs of its own."""
+        limit_s = self.options.header_timeout_s
+        protocol = partial(LiveProtocol, intake=intake, head_timeout_s=limit_s)
+        return _Server(
+            uvicorn.Config(
+                dispatch,
+                http=protocol,  # type: ignore[arg-type]
+                ws="none",
+                ssl_certfile=self.options.tls_cert or None,
+                ssl_keyfile=self.options.tls_key or None,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(_CLOSE_S),
+            )
+        )
+
     def _make_fleet(self, service: Service, dispatch: Dispatch) -> ReplicaPorts:
         """Endpoints, and their ports."""
         options = self.options
@@ -224,7 +277,7 @@ class LiveServer:
         fleet = Fleet(service, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
         if options.kv_events_port is not None:
-            wire = wire_of(options.wire)
+            wire = service.wire
             fleet.events = KvEvents(service, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
             dispatch.by_port[endpoint.port] = endpoint_app(service, fleet, endpoint)
@@ -290,19 +343,17 @@ class LiveServer:
             print(f"speed        {before:.3g} to {speed:.3g}: {why}", file=sys.stderr, flush=True)
 
     def _judge(self, service: Service) -> None:
-        """Say once that the pace is lost; a strict server ends then."""
-        pace = service.cluster.pace
-        if self._has_told or not pace.is_late or pace.requests < STRICT_REQUESTS_MIN:
+        """Say that the pace is lost, and again when it is much worse; a strict server ends."""
+        pace, now_ns = service.cluster.pace, service.cluster.kernel.wall_ns()
+        if not pace.is_worse():
             return
-        self._has_told = True
         print(f"warning: {pace.sentence()}", file=sys.stderr, flush=True)
-        service.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
+        service.hub.publish({"event": "pace", "at_s": now_ns / NS_PER_S, "text": pace.sentence()})
         if self.options.strict_pace and self._group is not None:
             service.is_draining = True
             service.cluster.leave_all()
             self._group.start_soon(self.stop)
 
-    # --- ending -------------------------------------------------------------------------------
     def _on_signal(self) -> None:
         # The loop calls this, which has nothing to run before the group is there.
         service, group = self.service, self._group
@@ -354,7 +405,6 @@ class LiveServer:
 
             write_report(self.directory / "run")
 
-    # --- the socket ---------------------------------------------------------------------------
     def _bind_endpoints(self) -> None:
         """A port for each replica. Raises InputError."""
         base = self.options.ports or (self.port + 1 if self.options.port else 0)
@@ -374,12 +424,11 @@ class LiveServer:
 
 def _drop_connections(server: _Server) -> None:
     """Nothing stays open, whatever has ended the server (after a drain nothing is)."""
-    for acceptor in getattr(server, "servers", []):
+    for acceptor in server.servers if server.started else ():
         acceptor.close()
     for connection in list(server.server_state.connections):
-        transport = getattr(connection, "transport", None)
-        if transport is not None:
-            transport.abort()
+        if isinstance(connection, LiveProtocol):
+            connection.transport.abort()
 
 
 def _nothing() -> None:
@@ -390,7 +439,6 @@ def _longest(plan: Plan) -> int:
     return max(r.max_model_tokens for r in plan.replicas)
 
 
-# --- the command --------------------------------------------------------------------------------
 def client_lines(server: LiveServer) -> list[tuple[str, str]]:
     """(client, exact command) for the clients that are known to work."""
     service = server.service
@@ -477,15 +525,13 @@ def serve_command(
     """`emu serve`."""
     if not options.speed > 0:
         raise InputError("serve", None, "--speed", "must be above 0")
-    if options.slow_down not in ("off", "auto"):
-        raise InputError("serve", None, "--slow-down", "must be off or auto")
     wire_of(options.wire)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InputError("serve", None, "--tls-cert, --tls-key", "are given together")
     for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
         if place and not Path(place).is_file():
             raise InputError(place, None, name, "no such file")
-    if options.kv_events_port is not None and not options.fleet:
+    if options.kv_events_port is not None and not options.has_fleet:
         raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from emu.apps.serve.answers import Answers
 from emu.apps.serve.event_hub import EventHub
 from emu.apps.serve.failures import FailureSchedule
 from emu.apps.serve.guard import is_loopback
@@ -21,14 +23,16 @@ from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.output_lengths import OutputLengths
 from emu.apps.serve.tokenizer import Tokenizer
 from emu.apps.serve.trends import Trends
+from emu.apps.serve.wire import wire_of
 from emu.apps.serve.world import LiveCluster
 from emu.cluster.plan import Plan
 from emu.cluster.prepare import holds_for
-from emu.config.schema import CommandTable
+from emu.config.schema import CommandTable, FaultTable
+from emu.errors import InputError
 from emu.process.prepared import prepared
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
-from emu.units import NS_PER_S
+from emu.units import NS_PER_S, s_to_ns
 
 T = TypeVar("T")
 ADAPTERS_MAX: Final = 256
@@ -87,6 +91,18 @@ class Counts(msgspec.Struct):
     """By command and outcome."""
 
 
+class KvNoise(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a network treats KV events; the publisher's ring, which replays are answered from, has
+    all of them."""
+
+    loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Part of the batches that never arrive."""
+    delay_ms: Annotated[float, msgspec.Meta(ge=0, le=600_000)] = 0.0
+    """Wall time that each takes."""
+    reorder: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Part of the batches that the next one overtakes."""
+
+
 class Service:
     """Shared by all endpoints of one server."""
 
@@ -97,6 +113,7 @@ class Service:
         tokenizer: Tokenizer,
         options: ServeOptions,
         *,
+        answers: Answers,
         startup_ns: int,
     ) -> None:
         self.cluster = cluster
@@ -108,6 +125,8 @@ class Service:
         """(emulated time, s; speed from then on)."""
         default = plan.default_model
         one = options.model_name or next(iter(served_names(plan)), plan.replicas[0].model.name)
+        self.wire = wire_of(options.wire)
+        """The version of vLLM whose events and metrics these are."""
         self.models = plan.models if len(plan.models) > 1 else (one,)
         """What clients ask for, by the index that replicas and requests have."""
         self.model = self.models[default]
@@ -119,6 +138,7 @@ class Service:
         """For each model: why no replica could ever serve so many tokens, or empty."""
         self.longest = [max(r.max_model_tokens for r in part) for part in parts]
         self.max_model_tokens = self.longest[default]
+        self.answers = answers
         self.lengths = OutputLengths(plan.config, plan.source, options)
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
@@ -141,11 +161,18 @@ class Service:
         """Names of LoRA adapters that are loaded everywhere, and where they came from."""
         self.adapter_ids: dict[str, int] = {}
         """Numbers that KV events have for adapters, in order of their first load."""
+        self.stale_metrics_s: dict[str, float] = {}
+        """For so long the page of a replica's port stays as it is; keys are ids, or `all`."""
+        self.kv_noise = KvNoise()
+        """What happens to KV events on their way."""
+        self._first_ns = -1
+        self.on_first_call: list[Callable[[], None]] = []
         self.counts = Counts()
         self.loop_lag_s = 0.0
         self.loop_lag_max_s = 0.0
         self.drift_s = 0.0
         self.drift_max_s = 0.0
+        cluster.pace.speed = cluster.kernel.speed
         self.hub = EventHub()
         self.trends = Trends(cluster, plan.config.slo)
         self._calls = 0
@@ -160,6 +187,7 @@ class Service:
         kernel = self.cluster.kernel
         before = kernel.speed
         kernel.set_speed(speed)
+        self.cluster.pace.speed = speed
         at_s = kernel.wall_ns() / NS_PER_S
         if len(self.speed_changes) < _SPEEDS_KEPT:
             self.speed_changes.append((at_s, speed))
@@ -183,6 +211,15 @@ class Service:
         """Counts calls."""
         self._calls += 1
         return self._calls
+
+    def since_first_s(self) -> float:
+        """Emulated time since the first call that was let in; this one is, if there was none."""
+        now_ns = self.cluster.kernel.wall_ns()
+        if self._first_ns < 0:
+            self._first_ns = now_ns
+            for start in self.on_first_call:
+                start()
+        return (now_ns - self._first_ns) / NS_PER_S
 
     @property
     def is_ready(self) -> bool:
@@ -244,3 +281,32 @@ def command_now(
         if factor is None:
             cluster.note("command", f"replica {replica.replica_id}", command)
     return outcome
+
+
+def inject_now(service: Service, fault: FaultTable) -> str:
+    """Inject a fault now, inside the emulation, and write it down: why not, or empty."""
+    cluster = service.cluster
+    table = msgspec.structs.replace(fault, at_s=cluster.kernel.now_ns / NS_PER_S)
+    try:
+        cluster.inject(table)
+    except InputError as error:
+        return str(error)
+    injected = service.counts.faults_injected
+    injected[fault.kind] = injected.get(fault.kind, 0) + 1
+    cluster.tape.replay.add(table)
+    return ""
+
+
+def schedule(service: Service, tables: Sequence[CommandTable | FaultTable]) -> None:
+    """Give commands and faults their instants, from now on; each is written down as it happens."""
+    cluster = service.cluster
+
+    def do(table: CommandTable | FaultTable) -> None:
+        if isinstance(table, CommandTable):
+            command_now(service, cluster.replicas[table.replica], table.command, table.factor)
+        else:
+            inject_now(service, table)
+
+    begin_ns = cluster.kernel.wall_ns()
+    for table in tables:
+        cluster.kernel.enter(partial(do, table), begin_ns + s_to_ns(table.at_s))

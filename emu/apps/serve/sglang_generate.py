@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.bodies import Body, decode_body
 from emu.apps.serve.calls import Call, generate_call, read_prompts
+from emu.apps.serve.choices import Exchange
 from emu.apps.serve.faces import SoloFace, Token, compact, event
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Tokenizer
-from emu.apps.serve.world import Exchange
 from emu.units import NS_PER_S
 
 
@@ -107,7 +107,7 @@ class SglangFace(SoloFace):
             return {"type": reason, "matched": script.stop_reason}
         return {"type": reason}
 
-    def delta(self, token: Token) -> bytes:
+    def delta(self, index: int, token: Token) -> bytes:
         """The event of a token."""
         self._so_far += token.text
         return event(self._content(self._so_far, token.position + 1, is_done=token.is_last))

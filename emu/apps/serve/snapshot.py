@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from emu.apps.serve.event_hub import Passing
+from emu.apps.serve.pace import Recent
 from emu.apps.serve.service import Service
 from emu.apps.serve.world import LiveCluster
 from emu.cluster.commands import TARGETS
@@ -41,6 +42,8 @@ class PaceNow(Struct, frozen=True, kw_only=True):
     requests: int
     late: int
     """Requests with a token that came too late."""
+    recent: Recent
+    """Of the last half minute."""
     worst_s: float
     first_late_s: float
     is_late_now: bool
@@ -162,6 +165,7 @@ def _pace(cluster: LiveCluster) -> PaceNow:
         requests=pace.requests,
         late=pace.late,
         worst_s=round(pace.worst_s, 4),
+        recent=pace.recent(cluster.kernel.wall_ns()),
         first_late_s=round(pace.first_late_s, 3),
         is_late_now=pace.late_since_s >= 0,
     )

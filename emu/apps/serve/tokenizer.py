@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.apps.serve.pictures import Pictures
 from emu.errors import InputError, install_hint
 
 Ids = NDArray[np.int64]
@@ -36,6 +37,8 @@ class Tokenizer(Protocol):
     pieces: list[str]
     """Texts of the filler tokens, in the order in which answers cycle through them."""
     piece_ids: Ids
+    pictures: Pictures | None
+    """Images that the model takes beside text; None = it takes none."""
 
     def encode(self, text: str) -> Ids:
         """Token ids of a text."""
@@ -52,6 +55,7 @@ class ByteTokenizer:
     vocab_size = 257
 
     def __init__(self) -> None:
+        self.pictures: Pictures | None = None
         self.pieces = list(_FILLER)
         self.piece_ids = self.encode(_FILLER)
 
@@ -83,6 +87,7 @@ class FileTokenizer:
             self._reader = Reader.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for a bad file
             raise InputError(str(path), None, "--tokenizer", str(error)) from None
+        self.pictures: Pictures | None = None
         self.vocab_size = int(self._reader.get_vocab_size())
         self.pieces = self._words(str(path))
         self.piece_ids = self.encode("".join(self.pieces))

@@ -27,7 +27,7 @@ from emu.units import NS_PER_MS, NS_PER_S
 POINTS_MAX: Final = 600
 REQUESTS_KEPT: Final = 512
 PAIRS_SHOWN: Final = 64
-_PERCENTS: Final = (50, 95)
+_PERCENTS: Final = (50, 95, 99)
 _PAIR_POINTS: Final = 60
 """Points over which the flow between two replicas is counted."""
 
@@ -96,6 +96,7 @@ class Trends:
             "roles": dict(sorted(Counter(role_of(r) for r in cluster.replicas).items())),
             "ended": len(window),
             **self._latencies(window),
+            **self._seen(),
         }
         span_s = now_s - self._before["at_s"]
         for name, value in {**totals, **moved}.items():
@@ -104,6 +105,17 @@ class Trends:
         self._before = {"at_s": now_s, **totals, **moved}
         self.points.append(point)
         return point
+
+    def _seen(self) -> dict[str, float | None]:
+        """TTFT as clients saw it, in emulated ms: the lateness of this machine is in it."""
+        pace = self._cluster.pace
+        seen, pace.seen_s = pace.seen_s, []
+        found: dict[str, float | None] = {"seen_ttft_p50_ms": None, "seen_ttft_p99_ms": None}
+        if seen:
+            at_ms = [1e3 * client_s for _, client_s in seen]
+            for q, value in zip((50, 99), np.percentile(at_ms, (50, 99)), strict=True):
+                found[f"seen_ttft_p{q}_ms"] = float(f"{value:.5g}")
+        return found
 
     def _latencies(self, window: Sequence[Request]) -> dict[str, float | None]:
         """Percentiles in ms, and the part that met the objectives."""

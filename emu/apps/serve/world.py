@@ -11,57 +11,31 @@ and no more. Finished exchanges are forgotten.
 
 from __future__ import annotations
 
-import asyncio
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
-from emu.apps.serve.pace import Pace
+from emu.apps.serve.choices import Choice, Exchange, traced_half
+from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
-from emu.apps.serve.script import Script
+from emu.apps.serve.statistics import Statistics
+from emu.apps.serve.traces.recorder import Recorder
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
-from emu.kernel.clock import PRIORITY_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
 from emu.log import Log
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
-from emu.scheduling.base import Batch, StageSpan
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
 from emu.units import NS_PER_S
 from emu.workload.session import NOTHING_FOLLOWS, Following
 from emu.world import Observer, Ports, World
-
-TTFT_BUCKETS: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-TOKEN_BUCKETS: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-    40.0, 80.0,
-)  # fmt: skip
-LATENCY_BUCKETS: Final = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
-    240.0, 480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
-COUNT_BUCKETS: Final = tuple(
-    float(m * 10**e) for e in range(6) for m in (1, 2, 5) if m * 10**e <= 200_000
-)
-ITERATION_BUCKETS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
-PREEMPTION_BUCKETS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
-BYTES_BUCKETS: Final = tuple(float(2**power) for power in range(11, 35, 2))
-DESCRIPTOR_BUCKETS: Final = (
-    10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 200.0, 400.0, 1000.0, 2000.0, 4000.0, 10_000.0,
-    20_000.0, 50_000.0,
-)  # fmt: skip
-RECENT: Final = 512
-"""Completed requests that the page's percentiles are taken from."""
 
 
 class Watching(Protocol):
@@ -76,316 +50,6 @@ class Watching(Protocol):
         """KV has gone from one replica to another."""
 
 
-class Histogram:
-    """Cumulative counts over fixed bounds."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-        self.observed = 0
-
-    def add(self, value: float, count: int = 1) -> None:
-        """`count` observations of a value (bounds are inclusive, as Prometheus has it)."""
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.total += value * count
-        self.observed += count
-
-
-class Statistics:
-    """What `/metrics` counts since the start. Times are emulated seconds."""
-
-    def __init__(self) -> None:
-        self.ttft = Histogram(TTFT_BUCKETS)
-        self.inter_token = Histogram(TOKEN_BUCKETS)
-        self.per_output_token = Histogram(TOKEN_BUCKETS)
-        self.e2e = Histogram(LATENCY_BUCKETS)
-        self.queue = Histogram(LATENCY_BUCKETS)
-        self.prefill = Histogram(LATENCY_BUCKETS)
-        self.decode = Histogram(LATENCY_BUCKETS)
-        self.inference = Histogram(LATENCY_BUCKETS)
-        self.prompt_tokens = Histogram(COUNT_BUCKETS)
-        self.generation_tokens = Histogram(COUNT_BUCKETS)
-        self.request_preemptions = Histogram(PREEMPTION_BUCKETS)
-        self.kv_computed_tokens = Histogram(COUNT_BUCKETS)
-        self.max_tokens = Histogram(COUNT_BUCKETS)
-        self.iteration_tokens = Histogram(ITERATION_BUCKETS)
-        self.transfer = Histogram(TRANSFER_BUCKETS)
-        self.transfer_post = Histogram((0.001, *TRANSFER_BUCKETS))
-        self.transfer_bytes = Histogram(BYTES_BUCKETS)
-        self.transfer_descriptors = Histogram(DESCRIPTOR_BUCKETS)
-        self.success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.by_status: dict[str, int] = {}
-        self.queried_sum = 0
-        """Prompt tokens that the engine looked up in its cache, at the end of the first iteration
-        that had some of them, which is when vLLM's engine reports."""
-        self.hit_sum = 0
-        """Those it found on the GPU; counted at the same instant."""
-        self.external_queried_sum = 0
-        """Those that were not on the GPU: looked up in a lower tier, or another engine's KV."""
-        self.external_hit_sum = 0
-        self.prefill_hit_share = 0.0
-        """Found part of the prompts of the last iteration that computed some."""
-        self.prompt_sum = 0
-        """Prompt tokens of requests that have their first token; the next ones say whence."""
-        self.cached_sum = 0
-        """In the own cache, lower tiers included."""
-        self.from_tiers_sum = 0
-        """Of these, in a tier below the GPU's memory."""
-        self.transferred_sum = 0
-        """With KV of another replica's prefill."""
-        self.fetched = 0
-        """Requests of these. The last token of each is computed again."""
-        self.recomputed = 0
-        """Prompts of which all but the last token was cached, as vLLM counts it."""
-        self.fetching = 0
-        """Requests that wait for their KV to come from another replica, now."""
-        self.kv_expired = 0
-        """Requests whose KV no endpoint fetched in time."""
-        self.generated_sum = 0
-        self.preemptions = 0
-        self.migrations = 0
-        self.recent: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
-        """(TTFT, TPOT, E2E) of the last completed requests, s."""
-
-    def scheduled(self, request: Request) -> None:
-        """The first iteration of a request has ended: what the cache had of its prompt is known."""
-        hits = request.prefix_hit_tokens - request.storage_hit_tokens
-        self.queried_sum += request.prompt_tokens
-        self.hit_sum += hits
-        self.external_queried_sum += request.prompt_tokens - hits
-        self.external_hit_sum += request.storage_hit_tokens
-
-    def fetched_kv(self, request: Request) -> None:
-        """The KV of a whole prompt has come from another engine: a miss here, a hit there."""
-        self.queried_sum += request.prompt_tokens
-        self.external_queried_sum += request.prompt_tokens
-        self.external_hit_sum += request.prompt_tokens
-
-    def began(self, request: Request, at_ns: int) -> None:
-        """The first token of a request is there."""
-        self.ttft.add((at_ns - request.arrival_ns) / NS_PER_S)
-        self.prompt_sum += request.prompt_tokens
-        self.cached_sum += request.prefix_hit_tokens
-        self.from_tiers_sum += request.storage_hit_tokens
-        self.recomputed += request.prefix_hit_tokens + 1 == request.prompt_tokens
-
-    def received(self, request: Request, came_ns: int, at_ns: int) -> None:
-        """The first token of a request whose prompt another replica has computed.
-
-        As vLLM's decode engine, which computes the last prompt token again.
-        """
-        self.ttft.add((at_ns - came_ns) / NS_PER_S)
-        self.prompt_sum += request.prompt_tokens
-        self.transferred_sum += request.prompt_tokens
-        self.fetched += 1
-        self.recomputed += 1
-
-    def failed(self, status: Status) -> None:
-        """A request has ended without completing."""
-        name = status.name.lower()
-        self.by_status[name] = self.by_status.get(name, 0) + 1
-        self.success["abort" if status is Status.CANCELLED else "error"] += 1
-
-    def ended(self, request: Request) -> None:
-        """A request has ended, in whatever way."""
-        # As vLLM: latencies are the front end's, the parts of them the engine's own.
-        self.preemptions += request.preemptions
-        self.migrations += request.migrations
-        if request.status is not Status.COMPLETED:
-            self.failed(request.status)
-            return
-        arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
-        queued_ns = request.queued_ns
-        queued_ns = queued_ns if 0 <= queued_ns <= scheduled else arrival  # it was tried again
-        times = Times(
-            came_ns=arrival,
-            queued_ns=queued_ns,
-            scheduled_ns=scheduled,
-            first_ns=request.first_token_ns,
-            last_ns=request.last_token_ns,
-            seen_first_ns=request.first_token_ns + request.first_out_ns,
-            seen_last_ns=request.last_token_ns + request.last_out_ns,
-        )
-        computed = request.prompt_tokens - request.prefix_hit_tokens
-        self._served(request, times, request.generated_tokens, computed)
-
-    def prefilled(self, request: Request, at_ns: int, seen_ns: int) -> None:
-        """A prompt has been computed for another engine: here it is an answer of one token."""
-        times = Times(
-            came_ns=request.arrival_ns,
-            queued_ns=max(request.queued_ns, request.arrival_ns),
-            scheduled_ns=request.first_scheduled_ns,
-            first_ns=at_ns,
-            last_ns=at_ns,
-            seen_first_ns=seen_ns,
-            seen_last_ns=seen_ns,
-        )
-        computed = request.prompt_tokens - request.prefix_hit_tokens
-        self._served(request, times, 1, computed, limit=1)
-
-    def decoded(self, choice: Choice) -> None:
-        """A request whose prompt another engine has computed has ended here."""
-        request = choice.request
-        self.preemptions += request.preemptions
-        self.migrations += request.migrations
-        if request.status is not Status.COMPLETED:
-            self.failed(request.status)
-            return
-        times = Times(
-            came_ns=choice.came_ns,
-            queued_ns=choice.came_ns,
-            scheduled_ns=choice.loaded_ns,
-            first_ns=choice.begun_ns,
-            last_ns=request.last_token_ns,
-            seen_first_ns=choice.first_ns if choice.first_ns >= 0 else choice.begun_ns,
-            seen_last_ns=request.last_token_ns + request.last_out_ns,
-        )
-        limit = request.max_output_tokens - choice.base
-        self._served(request, times, choice.tokens, 1, limit=limit)
-
-    def _served(
-        self, request: Request, times: Times, tokens: int, computed_tokens: int, limit: int = -1
-    ) -> None:
-        """A request has completed here, after so many tokens; `limit`: what its client declared."""
-        limit = request.max_output_tokens if limit < 0 else limit
-        self.by_status["completed"] = self.by_status.get("completed", 0) + 1
-        self.success["length" if tokens >= limit else "stop"] += 1
-        decode_s = (times.last_ns - times.first_ns) / NS_PER_S
-        tpot_s = decode_s / (tokens - 1) if tokens > 1 else 0.0
-        ttft_s = (times.seen_first_ns - times.came_ns) / NS_PER_S
-        e2e_s = (times.seen_last_ns - times.came_ns) / NS_PER_S
-        self.e2e.add(e2e_s)
-        self.queue.add((times.scheduled_ns - times.queued_ns) / NS_PER_S)
-        self.prefill.add((times.first_ns - times.scheduled_ns) / NS_PER_S)
-        self.decode.add(decode_s)
-        self.inference.add((times.last_ns - times.scheduled_ns) / NS_PER_S)
-        if tokens > 1:
-            self.per_output_token.add(tpot_s)
-        self.recent.append((ttft_s, tpot_s, e2e_s))
-        self.prompt_tokens.add(request.prompt_tokens)
-        self.generation_tokens.add(tokens)
-        self.request_preemptions.add(request.preemptions)
-        self.kv_computed_tokens.add(computed_tokens)
-        self.max_tokens.add(limit)
-
-
-def awaiting_kv(replica: ReplicaHandle, stats: Statistics) -> int:
-    """Requests of a replica whose KV another one has, or has sent and no step has taken up yet."""
-    come = sum(not r.status.is_terminal for event in replica.view().arrived for r in event.requests)
-    return stats.fetching + come
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """When a request was where on one engine, emulated ns."""
-
-    came_ns: int
-    queued_ns: int
-    scheduled_ns: int
-    first_ns: int
-    last_ns: int
-    """Tokens as the engine makes them."""
-    seen_first_ns: int
-    seen_last_ns: int
-    """Tokens as they leave the front end."""
-
-
-class Choice:
-    """One answer: how far it is, what of it has been sent, and the filler token of its `start`."""
-
-    __slots__ = (
-        "base", "begun_ns", "came_ns", "exchange", "first_ns", "heir", "index", "is_ended",
-        "last_ns", "loaded_ns", "produced", "request", "script", "sent", "start",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        index: int,
-        request: Request,
-        start: int,
-        script: Script | None = None,
-    ) -> None:
-        self.exchange = exchange
-        self.index = index
-        self.request = request
-        self.start = start
-        """Filler token with which its text begins."""
-        self.script = script
-        """What it says, if that is not plain filler."""
-        self.base = 0
-        """Tokens of the request that another endpoint produced: no part of this answer."""
-        self.heir: Choice | None = None
-        """The answer that gets the tokens after the first."""
-        self.came_ns = -1
-        """When it was asked for, where that is not the request's arrival."""
-        self.loaded_ns = -1
-        """When its KV had come from another endpoint, where it did."""
-        self.begun_ns = -1
-        """When the engine had its first token, which may still be on its way through the front
-        end."""
-        self.produced = 0
-        """Tokens that have left the emulated front end."""
-        self.sent = 0
-        self.first_ns = -1
-        self.last_ns = -1
-        """Emulated times at which the first and the last token so far left it."""
-        self.is_ended = False
-
-    @property
-    def is_begun(self) -> bool:
-        """The engine has its first token."""
-        return self.begun_ns >= 0
-
-    @property
-    def taker(self) -> Choice | None:
-        """The answer on the endpoint that fetches the KV; None as long as none has come."""
-        return self if self.base else self.heir
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole answer."""
-        return self.request.output_tokens - self.base
-
-    @property
-    def finish_reason(self) -> str:
-        """The reason in OpenAI's words."""
-        request = self.request
-        if self.script is not None and self.script.finish:
-            return self.script.finish
-        return "length" if request.output_tokens >= request.max_output_tokens else "stop"
-
-
-class Exchange:
-    """The answers of one HTTP call, and the event that says something has changed."""
-
-    def __init__(self) -> None:
-        self.choices: list[Choice] = []
-        self.changed = asyncio.Event()
-        self.has_left = False
-        self.came_ns = -1
-        """Emulated time at which the call reached the machine."""
-        self.entered_ns = -1
-        """Emulated time at which its requests arrive, or what it waited for goes on."""
-        self.is_entering = False
-        """It has been read, and the emulation has not come to its arrival."""
-        self.adapter = ""
-        """Name of the LoRA adapter that was asked for."""
-        self.cache_salt = ""
-
-    @property
-    def is_ended(self) -> bool:
-        """Every answer has ended."""
-        return all(choice.is_ended for choice in self.choices)
-
-    def failure(self) -> Request | None:
-        """A request that ended without completing."""
-        for choice in self.choices:
-            if choice.is_ended and choice.request.status is not Status.COMPLETED:
-                return choice.request
-        return None
-
-
 class LiveCluster(Observer):
     """A world on the wall clock, and the exchanges that are open with its clients.
 
@@ -393,15 +57,26 @@ class LiveCluster(Observer):
     """
 
     def __init__(
-        self, plan: Plan, directory: Path, tape: Tape, clock: WallKernel, log: Log | None
+        self,
+        plan: Plan,
+        directory: Path,
+        tape: Tape,
+        clock: WallKernel,
+        log: Log | None,
+        traces: Recorder | None = None,
+        face: str = "vllm",
     ) -> None:
-        """`directory`: of the files that every run has."""
+        """`directory`: of the files that every run has. `traces`: of the calls, if any are kept.
+
+        `face`: as which engine replicas are counted.
+        """
+        self.traces = traces
         self.plan = plan
         self.tape = tape
         self.kernel = clock
         self.has_prefixes = any(r.scheduler.caches_prefixes for r in plan.replicas)
         self.stats = Statistics()
-        self.engines = [Statistics() for _ in plan.replicas]
+        self.engines = [Statistics(face) for _ in plan.replicas]
         """The same, of each replica: a request counts where it ended."""
         is_one = len(plan.models) == 1
         self.of_models = [self.stats] if is_one else [Statistics() for _ in plan.models]
@@ -414,7 +89,7 @@ class LiveCluster(Observer):
         """What counts the tokens of a replica."""
         ports = Ports(
             log=log,
-            observers=(tape, self),
+            observers=(tape, self) if traces is None else (tape, self, traces),
             batches=_Iterations(self._sinks, has_prefixes=self.has_prefixes),
             tokens=self._on_tokens,
         )
@@ -455,12 +130,17 @@ class LiveCluster(Observer):
         """Prompt tokens that wait for or are under migration."""
         return self.world.cluster.tokens_in_migration
 
+    def note_pace(self, exchange: Exchange, pace: AnswerPace) -> None:
+        """How late an answer was is written down beside the recording."""
+        for choice in exchange.choices:
+            self.tape.lateness.add(choice.request.request_id, pace)
+
     def flush(self) -> None:
         """Let what has happened so far be seen in the files (not more often than once a second)."""
         self.tape.traffic.flush()
+        self.tape.lateness.flush()
         self.world.recorder.flush()
 
-    # --- from clients -------------------------------------------------------------------------
     def submit(self, exchange: Exchange, came_ns: int | None = None) -> None:
         """All requests of a call arrive at the instant at which it came (None: now).
 
@@ -518,6 +198,7 @@ class LiveCluster(Observer):
         request = choice.request
         self._fetching[request.request_id] = request.decode_pin
         self.engines[request.decode_pin].fetching += 1
+        choice.giver = first
         if first.is_begun:
             self._choices[choice.request.request_id] = choice
         else:
@@ -526,6 +207,8 @@ class LiveCluster(Observer):
     def end_fetch(self, choice: Choice, replica_id: int) -> None:
         """The KV that an endpoint was to fetch for this answer is gone."""
         self.engines[replica_id].failed(Status.FAILED)
+        if self.traces is not None:
+            self.traces.broken(choice.request, traced_half(choice, replica_id, self.kernel.now_ns))
         self.end_choice(choice)
 
     def is_fetching(self, request: Request) -> bool:
@@ -609,7 +292,6 @@ class LiveCluster(Observer):
         """Answers under way."""
         return len(self._choices) + self._entering
 
-    # --- to clients ---------------------------------------------------------------------------
     def _on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
         choices = self._choices
@@ -750,6 +432,8 @@ class LiveCluster(Observer):
             self.of_models[request.model].ended(request)
         for observer in self.observers:
             observer.on_end(request)
+        if self.traces is not None:
+            self._trace(self.traces, request, choice)
         self._end_on_engine(request, choice)
         self._carried.pop(request.request_id, None)
         if choice is None:
@@ -760,6 +444,22 @@ class LiveCluster(Observer):
             self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._end_answer, request))
         else:
             self._end_answer(request)
+
+    def _trace(self, traces: Recorder, request: Request, choice: Choice | None) -> None:
+        """Hand on what happened to it."""
+        now_ns = self.kernel.now_ns
+        if choice is None:
+            traces.finish(request, None, [], "", now_ns)
+            return
+        finish = choice.finish_reason
+        first, taker = choice.giver or choice, choice.taker
+        halves = []
+        if request.pin >= 0:
+            halves.append(traced_half(first, request.pin, now_ns))
+        if taker is not None:
+            halves.append(traced_half(taker, request.decode_pin, now_ns))
+        whole = None if halves else choice.exchange.trace
+        traces.finish(request, whole, [half for half in halves if half], finish, now_ns)
 
     def _end_on_engine(self, request: Request, choice: Choice | None) -> None:
         """Count the end where it was; a request that two endpoints share, on both."""

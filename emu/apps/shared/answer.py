@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from emu.apps.shared.watching import Watch, watching
 from emu.options.shared import Shown
 from emu.process.console import open_console
-
-Watch = Callable[[int, int, str], None]
-"""Told (runs done, runs known, a line) whenever something changes."""
 
 
 class Reply(NamedTuple):
@@ -57,29 +54,12 @@ def json_text(value: object, indent: int = 2) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode() + "\n"
 
 
-def is_watched(options: Shown) -> bool:
-    """There is a terminal to look at, and no option that wants it silent."""
-    return not (options.quiet or options.as_json) and sys.stderr.isatty()
-
-
 @contextlib.contextmanager
 def progress(options: Shown, what: str) -> Iterator[Watch]:
     """A bar on a terminal; an interrupt says that the same command goes on."""
     try:
-        if not is_watched(options):
-            yield lambda done, known, line: None
-            return
-        with Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[line]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as bar:
-            task = bar.add_task(what, total=None, line="")
-            yield lambda done, known, line: bar.update(task, completed=done, total=known, line=line)
+        with watching(what, wanted=not (options.quiet or options.as_json)) as watch:
+            yield watch
     except KeyboardInterrupt:
         print("what was finished is kept; the same command goes on from there", file=sys.stderr)
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import inspect
@@ -12,13 +12,12 @@ from msgspec import inspect
 from emu.config.names import nearest
 from emu.errors import InputError
 from emu.features.registry import all_features
-from emu.report.summary import Summary, plain_summary
+from emu.report.summary import LEFT_OUT, Summary
 
 Figures = Mapping[str, Any]
 """Figures of a run by dotted name: numbers, words, None."""
 
 _CONDITION = re.compile(r"^\s*([A-Za-z0-9_.]+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*$")
-_LEFT_OUT: Final = ("definitions", "partial_reason")
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -93,7 +92,7 @@ def _collect(kind: inspect.Type, prefix: str, known: list[str], open_ended: list
     assert isinstance(kind, inspect.StructType)
     for item in kind.fields:
         name = f"{prefix}{item.name}"
-        if name in _LEFT_OUT:
+        if name in LEFT_OUT:
             continue
         parts = item.type.types if isinstance(item.type, inspect.UnionType) else (item.type,)
         if isinstance(parts[0], inspect.StructType):
@@ -102,23 +101,6 @@ def _collect(kind: inspect.Type, prefix: str, known: list[str], open_ended: list
             open_ended.append(name)
         else:
             known.append(name)
-
-
-def figures_of(summary: Summary) -> dict[str, Any]:
-    """All figures of a summary by dotted name."""
-    figures: dict[str, Any] = {}
-    for name, value in plain_summary(summary).items():
-        if name in _LEFT_OUT:
-            continue
-        if isinstance(value, dict):
-            figures.update({f"{name}.{key}": inner for key, inner in value.items()})
-        else:
-            figures[name] = value
-    return {
-        name: value
-        for name, value in figures.items()
-        if value is None or isinstance(value, (int, float, str))
-    }
 
 
 def unserved_part(figures: Figures) -> float:

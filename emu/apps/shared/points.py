@@ -8,19 +8,20 @@ back in the order of the points, whatever the pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from emu.api import override_texts
-from emu.apps.shared.answer import Watch
 from emu.apps.shared.conditions import (
     Condition,
-    figures_of,
     unserved_part,
 )
+from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.config.schema import Config, OutputTable
@@ -28,9 +29,11 @@ from emu.errors import InputError, InvariantViolation, RunError
 from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of
 from emu.report.drawn import Draws
+from emu.report.summary import figures_of
 from emu.runs.keys import Keys
 from emu.runs.runner import execute
 from emu.runs.store import Store
+from emu.units import NS_PER_MS, NS_PER_S
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -40,6 +43,9 @@ class Point(msgspec.Struct, frozen=True):
     seed: int | None = None
     round: int = 0
     """Which round of a search asked for it."""
+    since_s: float = 0.0
+    """Latencies of the requests that arrive from then on are figures, too (`since.p95_ttft_ms`);
+    0 = not wanted."""
 
 
 def with_seeds(
@@ -50,15 +56,6 @@ def with_seeds(
     return [Point(dict(point), seed, round_) for point in values for seed in chosen]
 
 
-# Results come back in the order of the points, whatever the pool.
-
-# One point of a sweep: its config, the key that its result is stored under, and its run.
-#
-# `run_point` is what a worker does, in whatever process it lives; everything it needs is in the
-# `Task`, and its result is plain data. It never raises for a run that went wrong: the result says
-# so.
-
-
 class Task(msgspec.Struct, frozen=True):
     """One run to be done."""
 
@@ -67,6 +64,8 @@ class Task(msgspec.Struct, frozen=True):
     source: str
     keep_in: str
     """Where the run's directory is kept; empty = nowhere."""
+    since_s: float = 0.0
+    """As in `Point`."""
 
 
 class PointResult(msgspec.Struct):
@@ -111,9 +110,9 @@ class Base:
         config = config_from_text(self._text, self.source, texts, self._directory)
         return config if point.seed is None else msgspec.structs.replace(config, seed=point.seed)
 
-    def key(self, config: Config) -> str:
+    def key(self, config: Config, since_s: float = 0.0) -> str:
         """What the result depends on, and nothing else, as a hash."""
-        return self._keys.key(config)
+        return self._keys.key(config, *([since_s] if since_s else []))
 
 
 def run_point(task: Task) -> PointResult:
@@ -126,6 +125,7 @@ def run_point(task: Task) -> PointResult:
             dir=str(directory / "run"),
             trace=False,
             events=False,
+            heartbeat_s=0.0,
             timeseries_interval_ms=0,
         )
         return _run(task, output)
@@ -143,7 +143,30 @@ def _run(task: Task, output: OutputTable) -> PointResult:
         return PointResult(task.key, "violated", f"{type(error).__name__}: {error}", {})
     assert done.summary is not None
     gpus = {gpu for replica in make_plan(config, task.source).replicas for gpu in replica.gpus}
-    return PointResult(task.key, "completed", "", figures_of(done.summary), len(gpus))
+    figures = figures_of(done.summary)
+    if task.since_s:
+        figures |= _figures_since(Path(output.dir) / "requests.csv", task.since_s)
+    return PointResult(task.key, "completed", "", figures, len(gpus))
+
+
+_SINCE: Final = {"ttft": "ttft_ns", "tpot": "tpot_ns", "e2el": "latency_ns"}
+_PERCENTILES: Final = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+def _figures_since(path: Path, since_s: float) -> dict[str, float]:
+    """Latencies of completed requests that arrived from a time on, ms."""
+    columns: dict[str, list[float]] = {metric: [] for metric in _SINCE}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["status"] == "completed" and int(row["arrival_ns"]) >= since_s * NS_PER_S:
+                for metric, name in _SINCE.items():
+                    columns[metric].append(int(row[name]) / NS_PER_MS)
+    return {
+        f"since.{statistic}_{metric}_ms": float(np.percentile(values, at))
+        for metric, values in columns.items()
+        for statistic, at in _PERCENTILES.items()
+        if values
+    }
 
 
 def point_pool(jobs: int, ray_address: str | None) -> PointPool:
@@ -154,6 +177,25 @@ def point_pool(jobs: int, ray_address: str | None) -> PointPool:
 def point_store(directory: Path) -> PointStore:
     """The store of points in a directory."""
     return Store(directory, PointResult)
+
+
+def point_results(
+    tasks: Mapping[str, Task], store: PointStore, pool: PointPool
+) -> Iterator[PointResult]:
+    """Results of all tasks (by key), in any order: those of the store, then the others as they are
+    run. Only what is no mistake of a configuration is kept."""
+    left = []
+    for key, task in tasks.items():
+        found = store.get(key)
+        if found is None:
+            left.append(task)
+        else:
+            yield found
+    for result in pool.results(left) if left else ():
+        if result.is_kept:
+            store.put(result.key, result)
+        yield result
+        strike_if_lost()
 
 
 class Row(msgspec.Struct):
@@ -224,7 +266,7 @@ class Driver:
             key = f"invalid {index}"
             results[key] = PointResult(key, "invalid", str(error), {})
             return key
-        key = self._base.key(config)
+        key = self._base.key(config, point.since_s)
         if key in results or key in tasks:
             return key
         stored = self._store.get(key)
@@ -233,7 +275,7 @@ class Driver:
             self.from_store += 1
         else:
             keep = str(Path(self._keep_in) / key) if self._keep_in else ""
-            tasks[key] = Task(key, config, self._base.source, keep)
+            tasks[key] = Task(key, config, self._base.source, keep, point.since_s)
         return key
 
     def _tell(self) -> None:

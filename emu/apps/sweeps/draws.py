@@ -26,15 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.apps.shared.answer import Reply, json_text, tell
-from emu.apps.shared.conditions import figures_of
-from emu.apps.sweeps.seeds import is_number
-from emu.cluster.plan import make_plan
+from emu.apps.shared.engines import KnownEngine, engines_of
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
-from emu.latency.posterior import Known, draws, known_engine
+from emu.latency.posterior import draws
 from emu.options.shared import Workers
 from emu.process.interrupts import scratch
 from emu.process.pool import pool_of
@@ -50,6 +48,8 @@ from emu.report.drawn import (
     share_text,
     shown,
 )
+from emu.report.paired import is_number
+from emu.report.summary import figures_of
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.runs.keys import Keys
@@ -214,35 +214,6 @@ def _tell(done: int, count: int) -> None:
 def save(directory: Path, result: Draws) -> None:
     """Write draws.json."""
     write_text(directory / NAME, json_text(result))
-
-
-class KnownEngine(msgspec.Struct, frozen=True):
-    """The engine of a group of replicas."""
-
-    base: str
-    """In one word: `vllm-0.15`."""
-    known: Known
-
-
-def engines_of(config: Config, source: str) -> dict[int, KnownEngine]:
-    """What is known of the engine of each group of replicas; groups without an engine lack."""
-    plan = make_plan(config, source)
-    found: dict[int, KnownEngine] = {}
-    at = 0
-    for group, table in enumerate(config.replicas):
-        if table.count == 0:
-            continue
-        replica = plan.replicas[at]
-        at += table.count
-        bound = replica.bound
-        if bound is None:
-            continue
-        gpu, model, backend = replica.gpu.name, replica.model.name, replica.latency.backend
-        known = known_engine(bound.constants, bound.learned, gpu, model, backend)
-        found[group] = KnownEngine(bound.engine.label, known)
-    if not found:
-        raise InputError(source, None, "engine.name", "draws need an engine, not none")
-    return found
 
 
 def _varying(config: Config, known: Mapping[int, KnownEngine]) -> dict[str, bool]:

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.apps.shared.answer import Watch
 from emu.apps.shared.conditions import (
     check_figure,
     parse_conditions,
 )
 from emu.apps.shared.points import Base, Driver, Row, point_pool, point_store
 from emu.apps.shared.settings import settings_of
+from emu.apps.shared.watching import Watch
 from emu.apps.sweeps.front import search_front
 from emu.apps.sweeps.options import SweepOptions
 from emu.apps.sweeps.points import fixed_points

@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.apps.shared.answer import Reply, json_text, tell
-from emu.apps.shared.conditions import figures_of
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.process.console import open_console
 from emu.process.pool import pool_of
 from emu.process.prepared import prepared
 from emu.report.atomic import write_text
-from emu.report.compare import percent_of, run_names
+from emu.report.compare import run_names
 from emu.report.drawn import SHOWN
-from emu.report.intervals import Mean, mean_of
+from emu.report.intervals import mean_of
+from emu.report.paired import PairedComparison, SeedSet, compared, numbers_of
+from emu.report.summary import figures_of
 from emu.report.table import number
 from emu.runs.keys import Keys
 from emu.runs.options import RunOptions
@@ -100,28 +100,15 @@ def run_seeds(
     except KeyboardInterrupt:
         print(f"runs that ended are kept in {top}", file=sys.stderr)
         raise
-    names = [
-        name
-        for name, value in found[0].items()
-        if name != "seed" and all(is_number(one.get(name)) for one in found)
-    ]
     figures = {}
-    for name in names:
-        values = [float(one[name]) for one in found]
+    for name, values in numbers_of(found).items():
         mean = mean_of(values)
         figures[name] = Figure(mean.mean, mean.half, values)
+    figures.pop("seed")
     result = Seeds(seeds, figures)
     write_text(top / SEEDS_FILE, json_text(result))
     store.remove()
     return result
-
-
-def _lost(task: SeedTask) -> str:
-    return f"its seed was {task.config.seed}"
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def seeds_command(path: Path, output: Path | None, options: RunOptions) -> int:
@@ -159,15 +146,6 @@ def _cells(figure: Figure) -> list[str]:
     return [number(figure.mean), half, number(min(figure.values)), number(max(figure.values))]
 
 
-class SeedRow(msgspec.Struct, frozen=True):
-    """A figure of two sets; the difference in per cent of the first mean, with its interval."""
-
-    name: str
-    means: list[Mean]
-    percent: list[float | None]
-    half: list[float | None]
-
-
 def read_seeds(directory: Path) -> Seeds:
     """seeds.json. Raises InputError."""
     path = directory / SEEDS_FILE
@@ -177,57 +155,11 @@ def read_seeds(directory: Path) -> Seeds:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 
 
-def compare_seeds(directories: Sequence[Path]) -> list[SeedRow]:
+def compare_seeds(directories: Sequence[Path]) -> PairedComparison:
     """Sets of seeds against the first; paired by seed. Raises InputError if seeds are not equal."""
-    sets = [read_seeds(directory) for directory in directories]
-    if any(one.seeds != sets[0].seeds for one in sets):
-        raise InputError("compare", None, "", "the sets of runs have different seeds")
-    rows = []
-    for name, label in SHOWN.items():
-        if not all(name in one.figures for one in sets):
-            continue
-        base = sets[0].figures[name]
-        percents: list[float | None] = []
-        halves: list[float | None] = []
-        for other in sets[1:]:
-            values = other.figures[name].values
-            apart = mean_of([b - a for a, b in zip(base.values, values, strict=True)])
-            percents.append(percent_of(base.mean + apart.mean, base.mean))
-            known = apart.half is not None and base.mean != 0
-            halves.append(100 * (apart.half or 0.0) / abs(base.mean) if known else None)
-        means = [
-            Mean(one.figures[name].mean, one.figures[name].half, len(one.seeds)) for one in sets
-        ]
-        rows.append(SeedRow(label, means, percents, halves))
-    return rows
-
-
-def print_seeds(directories: Sequence[Path]) -> None:
-    """The comparison as a table; `*`: the interval of the difference excludes zero."""
-    names = run_names(directories)
-    table = Table(title="Means over seeds, paired by seed", title_justify="left")
-    table.add_column("")
-    for index, name in enumerate(names):
-        table.add_column(name, justify="right")
-        if index:
-            table.add_column("difference, %", justify="right")
-    for row in compare_seeds(directories):
-        cells = [_mean_text(row.means[0])]
-        for mean, percent, half in zip(row.means[1:], row.percent, row.half, strict=True):
-            cells += [_mean_text(mean), _difference_text(percent, half)]
-        table.add_row(row.name, *cells)
-    console = open_console()
-    console.print(table)
-    console.print("± half of the 95 % interval; *: the difference is not zero")
-
-
-def _mean_text(mean: Mean) -> str:
-    return number(mean.mean) + ("" if mean.half is None else f" ± {number(mean.half)}")
-
-
-def _difference_text(percent: float | None, half: float | None) -> str:
-    if percent is None:
-        return "-"
-    if half is None:
-        return f"{percent:+.2f}"
-    return f"{percent:+.2f} ± {half:.2f}{' *' if abs(percent) > half else ''}"
+    sets = []
+    for name, directory in zip(run_names(directories), directories, strict=True):
+        one = read_seeds(directory)
+        values = {label: figure.values for label, figure in one.figures.items()}
+        sets.append(SeedSet(name, one.seeds, values))
+    return compared(sets)

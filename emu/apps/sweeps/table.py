@@ -10,9 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from emu.api import Rows
+from emu.api import Rows, column_of, table_of
 from emu.apps.shared.points import (
     Base,
     Point,
@@ -20,6 +18,7 @@ from emu.apps.shared.points import (
     PointStore,
     Task,
     point_pool,
+    point_results,
     point_store,
     with_seeds,
 )
@@ -70,7 +69,7 @@ def sweep(
     columns["error"] = [result.error for _, result in rows]
     for name in names:
         columns[name] = [result.figures.get(name) for _, result in rows]
-    return _table(columns)
+    return table_of({name: column_of(values) for name, values in columns.items()})
 
 
 def _rows(
@@ -86,35 +85,11 @@ def _rows(
         tasks[key] = Task(key, its, base.source, "")
         order.append((point, key))
         is_local |= any(isinstance(v, str) and is_object(v) for v in point.values.values())
-    results = {key: found for key in tasks if (found := store.get(key)) is not None}
-    left = [task for key, task in tasks.items() if key not in results]
     with point_pool(1 if is_local else jobs, ray) as pool:
-        for result in pool.results(left):
-            if result.is_kept:
-                store.put(result.key, result)
-            results[result.key] = result
+        results = {one.key: one for one in point_results(tasks, store, pool)}
     for result in results.values():
         if result.status == "invalid":
             raise InputError(base.source, None, "", result.error)
         if result.status == "violated":
             raise RunError(result.error)
     return [(point, results[key]) for point, key in order]
-
-
-def _table(columns: dict[str, list[Any]]) -> Rows:
-    """Columns as records: numbers where all are numbers (NaN for none), else words."""
-    arrays = {}
-    for name, values in columns.items():
-        if all(isinstance(v, bool) or v is None for v in values) and None not in values:
-            arrays[name] = np.array(values)
-        elif all(v is None or isinstance(v, (int, float)) for v in values):
-            is_whole = all(type(v) is int for v in values)
-            kind = np.int64 if is_whole else np.float64
-            arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=kind)
-        else:
-            arrays[name] = np.array(["" if v is None else str(v) for v in values], dtype=np.str_)
-    kinds = [(name, array.dtype) for name, array in arrays.items()]
-    table = np.empty(len(next(iter(arrays.values()))), dtype=kinds)
-    for name, array in arrays.items():
-        table[name] = array
-    return table.view(Rows)

@@ -95,7 +95,8 @@ class AstraBackend:
         self.foreign = calculator is not None and not replay_only
         self._chain: Chain | None = None
         """Answers for whole batches in the executor's place, where it can."""
-        if members == 1 and STAGGER not in self._faithful and Chain.fits(generator, network):
+        changes = {STAGGER, "expert_dispatch"} & set(self._faithful)
+        if members == 1 and not changes and Chain.fits(generator, network):
             self._chain = Chain(generator, network, memories)
         self._measured: dict[str, tuple[int, ...]] = {}
         """What a program without a store has said in this run."""

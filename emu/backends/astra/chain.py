@@ -1,14 +1,16 @@
 """The embedded executor's answer for graphs that are one chain, without running each graph.
 
-Owns the short cut for a dense model on one stage whose weights lie in the NPUs' own memory. Every
-NPU of such a replica computes the same rows one after the other, and nothing overlaps: load from
-the host, rows, all-reduces behind some of them, store to the host. So the end is the sum of the
-rows plus what loads, collectives and stores take, and that depends on their sizes only, which
-follow from the number of tokens. Between two batches of the same counts only attention differs.
+Owns the short cut for a model on one stage whose weights lie in the NPUs' own memory. Every NPU of
+such a replica computes its rows one after the other, and nothing overlaps: load from the host,
+rows, collectives behind some of them, store to the host. All compute the same rows but for experts,
+of which each computes its own between dispatch and combination. So the end follows from the rows'
+times and what loads, collectives and stores take, and these from the number of tokens: a gate that
+is asked without a key routes equal counts alike. Between two batches of the same counts only
+attention differs, which is the same on all.
 
 Exact to the cycle (`tests/astra/test_chain.py` compares with the executor): NPUs that have queued
 for the host memory enter the first collective one after the other, and keep or lose that lead as
-the network model says; once a block leaves the leads as it found them, so do all after it.
+the network model says.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Chain:
         return (
             setup.pipeline == 1
             and setup.kind == "COLOCATED"
-            and setup.model.experts == 0
+            and setup.expert in (1, setup.tensor)
             and setup.repeats_blocks
             and generator.pim is None
             and placement.default is LOCAL
@@ -97,26 +99,38 @@ class Chain:
     def _measure(self, rows: Sequence[Row]) -> int:
         """The rows' times but for attention, and what surrounds them."""
         ends = self._served(rows[0].input_place, rows[0].input_bytes, [0] * self._ranks)
-        total = 0
-        seen: dict[tuple[object, ...], list[int]] = {}
+        everyone = range(self._ranks)
+        mine: Sequence[int] = everyone
+        in_experts = False
         for row in rows:
-            assert row.marker is Marker.NONE
-            if row.name != _ATTENTION:
-                total += row.comp_ns
-            if row.comm == "NONE" or self._ranks == 1:
+            if row.marker is Marker.EXPERT:  # the first is the dispatch, the others tell whose turn
+                if not in_experts and row.comm_bytes > 0:
+                    ends = self._left(row, ends)
+                in_experts, mine = True, (row.index % self._ranks,)
                 continue
-            # As late as one is behind the last, so long after its entry it leaves.
-            last = max(ends)
-            leads = [last - end for end in ends]
-            key = (row.comm, row.comm_bytes, row.involved, *leads)
-            delays = seen.get(key)
-            if delays is None:
-                node = Node(0, NodeKind.COLL, collective=COMM_TYPES[row.comm])
-                node.size_bytes = row.comm_bytes
-                delays = seen[key] = self._delays.of(node, row.involved, leads, ())
-            ends = [last + delay for delay in delays]
+            if row.marker is Marker.EXPERT_END:
+                in_experts, mine = False, everyone
+                if row.comm_bytes > 0:
+                    ends = self._left(row, ends)
+                continue
+            if row.name != _ATTENTION:
+                for rank in mine:
+                    ends[rank] += row.comp_ns
+            if self._ranks > 1 and not in_experts:
+                ends = self._left(row, ends)
         last_row = rows[-1]
-        return total + max(self._served(last_row.output_place, last_row.output_bytes, ends))
+        return max(self._served(last_row.output_place, last_row.output_bytes, ends))
+
+    def _left(self, row: Row, ends: list[int]) -> list[int]:
+        """When each NPU leaves the collective of a row that it enters at these times."""
+        if row.comm == "NONE":
+            return ends
+        last = max(ends)
+        node = Node(0, NodeKind.COLL, collective=COMM_TYPES[row.comm])
+        node.size_bytes = row.comm_bytes
+        leads = [last - end for end in ends]
+        # As late as one is behind the last, so long after its entry it leaves.
+        return [last + delay for delay in self._delays.of(node, row.involved, leads, ())]
 
     def _served(self, place: Place, size_bytes: int, starts: list[int]) -> list[int]:
         """When each NPU's access to a memory ends."""

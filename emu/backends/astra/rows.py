@@ -88,15 +88,16 @@ class TraceGenerator:
         self.setup = setup
         self.times = times
         self.pim = pim
-        self._gate = gate
+        self.gate = gate
         model = setup.model
-        self._is_moe = model.experts > 0
-        assert not self._is_moe or gate is not None
+        self.is_moe = model.experts > 0
+        assert not self.is_moe or gate is not None
         sections = times.sections
-        self._before = [n for n in sections["pre_attn"] if n not in setup.skipped_layers]
-        self._after = [*sections["post_attn"]]
-        self._mlp = [*sections["mlp_moe" if self._is_moe else "mlp_dense"]]
-        self._sizes = _Sizes(setup)
+        # What the rows of a step read (`_Step`): layers before and behind the attention, the MLP.
+        self.before = [n for n in sections["pre_attn"] if n not in setup.skipped_layers]
+        self.after = [*sections["post_attn"]]
+        self.mlp = [*sections["mlp_moe" if self.is_moe else "mlp_dense"]]
+        self.sizes = _Sizes(setup)
 
     def trace(
         self, shape: BatchShape, *, recall_bytes: int = 0, members: Sequence[Member] = ()
@@ -220,7 +221,7 @@ class _Step:
         members: Sequence[Member],
         batch: int = 0,
     ) -> None:
-        self.g = generator
+        self.generator = generator
         self.setup = generator.setup
         self.shape = shape
         self.members = members
@@ -230,10 +231,10 @@ class _Step:
     def layer(self, name: str, block: int = -1) -> Row:
         """A row whose time follows from the token count."""
         tokens = self.tokens
-        sizes = self.g._sizes.per_token[name]
+        sizes = self.generator.sizes.per_token[name]
         row = Row(
             name,
-            self.g.times.layer_ns(name, tokens, self.logits),
+            self.generator.times.layer_ns(name, tokens, self.logits),
             LOCAL,
             tokens * sizes[0],
             self.setup.placement.of(name, block),
@@ -247,18 +248,18 @@ class _Step:
             row.comm_bytes = row.output_bytes
             row.involved = self.setup.tensor_dims
         elif name == "qkv_proj" and self.setup.kind == "PREFILL":
-            row.comm_bytes = self.g._sizes.kv_sent_per_token * tokens // self.setup.tensor
+            row.comm_bytes = self.generator.sizes.kv_sent_per_token * tokens // self.setup.tensor
         return row
 
     def prologue(self) -> list[Row]:
         """Everything before the first block; its input comes from the host."""
-        rows = [self.layer(name) for name in self.g.times.sections["prologue"]]
+        rows = [self.layer(name) for name in self.generator.times.sections["prologue"]]
         rows[0].input_place = self.setup.host
         return rows
 
     def head(self) -> list[Row]:
         """Everything after the last block; its output goes to the host."""
-        rows = [self.layer(name) for name in self.g.times.sections["head"]]
+        rows = [self.layer(name) for name in self.generator.times.sections["head"]]
         rows[-1].output_place = self.setup.host
         return rows
 
@@ -269,7 +270,7 @@ class _Step:
     def attention_half(self, index: int) -> list[Row]:
         """Up to and including the attention."""
         rows: list[Row] = []
-        for name in self.g._before:
+        for name in self.generator.before:
             if name == "attention":
                 rows += self.attention()
             else:
@@ -279,21 +280,21 @@ class _Step:
     def attention(self) -> list[Row]:
         """The attention, on the NPU and in memory."""
         shape, rows = self.shape, []
-        if self.g.pim is not None:
-            rows = self.g.pim.rows(self.members, self.setup.host.device, self.batch)
+        if self.generator.pim is not None:
+            rows = self.generator.pim.rows(self.members, self.setup.host.device, self.batch)
             shape = BatchShape(prefill_new=shape.prefill_new, prefill_context=shape.prefill_context)
         if not shape.prefill_new and not shape.decode_count:
             return rows
         row = self.layer_without_time("attention")
-        row.comp_ns = self.g.times.attention_ns(shape)
+        row.comp_ns = self.generator.times.attention_ns(shape)
         context = sum(shape.prefill_context) + shape.decode_context_sum
-        row.input_bytes += self.g._sizes.kv_per_context * context
+        row.input_bytes += self.generator.sizes.kv_per_context * context
         rows.append(row)
         return rows
 
     def layer_without_time(self, name: str) -> Row:
         """Sizes only."""
-        sizes = self.g._sizes.per_token[name]
+        sizes = self.generator.sizes.per_token[name]
         row = Row(name, input_bytes=self.tokens * sizes[0], weight_bytes=sizes[1])
         row.output_bytes = self.tokens * sizes[2]
         row.batch = self.batch
@@ -301,16 +302,16 @@ class _Step:
 
     def mlp_half(self, index: int) -> list[Row]:
         """Behind the attention."""
-        rows = [self.layer(name, index) for name in self.g._after]
-        if self.g._is_moe:
+        rows = [self.layer(name, index) for name in self.generator.after]
+        if self.generator.is_moe:
             return rows + self.experts(index)
-        return rows + [self.layer(name, index) for name in self.g._mlp]
+        return rows + [self.layer(name, index) for name in self.generator.mlp]
 
     def experts(self, index: int) -> list[Row]:
         """Dispatch, the experts of each local rank, combine."""
         setup, model = self.setup, self.setup.model
-        assert self.g._gate is not None
-        routing = self.g._gate.route(max(1, self.tokens), 0)
+        assert self.generator.gate is not None
+        routing = self.generator.gate.route(max(1, self.tokens), 0)
         dispatch = combine = "NONE"
         dispatch_bytes = combine_bytes = 0
         if setup.expert > 1:
@@ -325,10 +326,10 @@ class _Step:
             rows.append(marker)
             if not routing.rank_tokens[rank]:
                 continue
-            for name in self.g._mlp:
+            for name in self.generator.mlp:
                 row = self.layer_without_time(name)
                 row.weight_place = setup.placement.of(name, index)
-                row.comp_ns = self.g.times.expert_ns(
+                row.comp_ns = self.generator.times.expert_ns(
                     routing.rank_tokens[rank], max(1, routing.rank_experts[rank]), self.tokens
                 )
                 rows.append(row)

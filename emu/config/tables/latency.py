@@ -1,10 +1,21 @@
 """`[latency]`: what an iteration costs. `backend` chooses the kind, `tag` is its name."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import field
 
-from emu.config.tables import OWN, Count, Fraction, NonNegative, Positive, Table, doc, tag_of
+from emu.config.tables import (
+    OWN,
+    Count,
+    Fraction,
+    NonNegative,
+    Only,
+    OnlyThen,
+    Positive,
+    Table,
+    doc,
+    tag_of,
+)
 
 Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
 Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
@@ -16,6 +27,7 @@ RoundTokens = Annotated[Count, doc("Token counts are rounded up to a multiple of
 class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
     """What an iteration costs."""
 
+    only: ClassVar[OnlyThen] = {"prompt_token_us": Only("front_end", (True,))}
     host_overhead: Annotated[
         bool,
         doc(
@@ -38,6 +50,12 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
             "Times are a client's, through HTTP, tokenizer, detokenizer and streaming (policy vllm, with an engine); false: the engine's."
         ),
     ] = True
+    prompt_token_us: Annotated[
+        float,
+        doc(
+            "Encoding a token of a prompt, us; -1 = the engine's, for natural language. Texts of random tokens, as load generators send them, take 8 (docs/fidelity.md)."
+        ),
+    ] = -1.0
     jitter: Annotated[
         bool,
         doc(
@@ -98,9 +116,15 @@ class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
     enforce_eager: Annotated[
         bool,
         doc(
-            "No compilation and no CUDA graphs: the host calls every kernel of every step (vLLM's --enforce-eager; docs/model.md)."
+            "No compilation and no CUDA graphs: the host calls every kernel of every step (vLLM's --enforce-eager; docs/lab/roofline.md)."
         ),
     ] = False
+    mxfp4_experts: Annotated[
+        Literal["native", "marlin"],
+        doc(
+            "Kernel of MXFP4 experts: the engine's own for the GPU, or the one that widens 4-bit weights to 16 bits (vLLM's VLLM_MXFP4_USE_MARLIN=1)."
+        ),
+    ] = "native"
 
 
 class ProfileTable(GatedTable, kw_only=True, frozen=True, tag="profile"):
@@ -155,7 +179,7 @@ class AstraTable(GatedTable, kw_only=True, frozen=True, tag="astra-sim"):
     compute_efficiency: ComputeEfficiency = 0.0
     memory_efficiency: MemoryEfficiency = 0.0
     round_tokens_to: RoundTokens = 1
-    faithful: Annotated[list[str], doc("Quirks to reproduce (docs/astra-sim.md).")] = field(
+    faithful: Annotated[list[str], doc("Quirks to reproduce (docs/lab/astra-sim.md).")] = field(
         default_factory=list
     )
 

@@ -19,6 +19,7 @@ from emu.config.tables import (
     Count,
     Count0,
     Fraction,
+    Only,
     Positive,
     Table,
     Tokens,
@@ -26,14 +27,15 @@ from emu.config.tables import (
     doc,
     tag_of,
 )
+from emu.config.tables.experts import ExpertKeys
 from emu.process.prepared import prepared
 
 MaxNumSeqs = Annotated[
     Count0,
-    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/engines.md)."),
+    doc("Running requests per replica; 0 = the engine's default on the GPU (docs/lab/engines.md)."),
 ]
 MaxNumBatchedTokens = Annotated[
-    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/engines.md).")
+    Tokens0, doc("Tokens per iteration; 0 = the engine's default on the GPU (docs/lab/engines.md).")
 ]
 SMALL_MAX_NUM_SEQS = 256
 SMALL_MAX_NUM_BATCHED_TOKENS = 2048
@@ -41,8 +43,19 @@ SMALL_MAX_NUM_BATCHED_TOKENS = 2048
 SGLANG_MAX_RUNNING_REQUESTS = 2048
 SGLANG_CHUNKED_PREFILL_SIZE = 8192
 """The same for SGLang."""
+TENSORRT_LLM_MAX_BATCH_SIZE = 2048
+TENSORRT_LLM_MAX_NUM_TOKENS = 8192
+TENSORRT_LLM_GRAPH_BATCH = 128
+"""TensorRT-LLM's, on all GPUs."""
 Watermark = Annotated[Fraction, doc("Blocks kept free.")]
 BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
+MemoryMargin = Annotated[
+    Fraction | None,
+    doc(
+        "KV blocks (and the cap of orca and faster_transformer) by Vidur's planner, which keeps"
+        " this part of the memory free (its default is 0.1); unset = by emu's own rule."
+    ),
+]
 MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
 ChunkSize = Annotated[Tokens, doc("Tokens per iteration, decodes included.")]
 MaxWaitingIters = Annotated[Count, doc("Decodes between prompts.")]
@@ -50,21 +63,23 @@ MaxTokens = Annotated[Tokens, doc("Tokens reserved per request.")]
 MaxBatchPrefillTokens = Annotated[Tokens, doc("Prompt tokens per batch.")]
 RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at most.")]
 Faithful = Annotated[
-    list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
+    list[str], doc("Defects of the original to reproduce, by name (docs/lab/schedulers.md).")
 ]
 
 
 Kind = TypeVar("Kind", bound="SchedulerTable")
 
 
-class EngineTable(Table, kw_only=True, frozen=True):
+class EngineTable(ExpertKeys, kw_only=True, frozen=True):
     """The serving engine: its scheduler, memory rules, host costs, kernels and defaults."""
 
-    name: Annotated[str, doc("vllm, sglang, or none: kernels alone (docs/engines.md).")] = "vllm"
+    name: Annotated[
+        str, doc("vllm, sglang, tensorrt-llm, or none: kernels alone (docs/lab/engines.md).")
+    ] = "vllm"
     version: Annotated[
         str,
         doc(
-            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; empty = the newest, or that of the learned file."
+            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; tensorrt-llm: 1.0, 1.1, 1.2 or 1.3; empty = the newest, or that of the learned file."
         ),
     ] = ""
     learned: Annotated[
@@ -87,6 +102,8 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
     """Its scheduler can form a batch while the one before it runs."""
     one_stage: ClassVar[bool] = False
     """Its replicas have no pipeline."""
+    no_tiers: ClassVar[bool] = False
+    """Its KV stays on the GPU."""
     lacks: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Keys of all kinds, or of others, that mean nothing here, with the key to say instead; empty:
     none."""
@@ -118,6 +135,16 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
     def caches_prefixes(self) -> bool:
         """KV blocks of equal prefixes are reused."""
         return False
+
+    @property
+    def hit_tokens(self) -> int:
+        """Cached prefixes are found in multiples of so many tokens."""
+        return self.block_size
+
+    @property
+    def misfit(self) -> tuple[str, str]:
+        """(key, problem) of keys that do not go together; empty: they do."""
+        return "", ""
 
     @property
     def requests_max(self) -> int:
@@ -201,6 +228,7 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     made_by = "emu.scheduling.sglang.scheduler:SglangScheduler"
     forms_ahead = True
     one_stage = True
+    no_tiers = True
     lacks = MappingProxyType(
         {
             "block_size": "page_size",
@@ -210,10 +238,16 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
             "skip_blocked": "",
         }
     )
+    only = MappingProxyType(
+        {
+            "radix_eviction_policy": Only("disable_radix_cache", (False,)),
+            "ignore_eos": Only("disable_radix_cache", (True,)),
+        }
+    )
     page_size: Annotated[
         int,
         doc(
-            "Tokens per KV page; 0 = the engine's default on the GPU (docs/engines.md).",
+            "Tokens per KV page; 0 = the engine's default on the GPU (docs/lab/engines.md).",
             ge=0,
             le=4096,
         ),
@@ -241,7 +275,7 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     ] = 1.0
     schedule_policy: Annotated[
         Literal["fcfs", "lpm", "dfs-weight", "lof", "random"],
-        doc("Order of the waiting queue (docs/schedulers.md)."),
+        doc("Order of the waiting queue (docs/lab/schedulers.md)."),
     ] = "fcfs"
     enable_mixed_chunk: Annotated[bool, doc("Decodes run in prefill batches too.")] = False
     disable_radix_cache: Annotated[bool, doc("KV of equal prefixes is not reused.")] = False
@@ -254,7 +288,7 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     ] = False
     ignore_eos: Annotated[
         bool,
-        doc("Requests say that outputs are as long as they may be; counts without radix cache."),
+        doc("Requests say that outputs are as long as they may be."),
     ] = False
     page_overhead: Annotated[
         Literal["auto", "on", "off"],
@@ -292,10 +326,116 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         return self.requests_max
 
 
+class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-llm"):
+    """TensorRT-LLM's scheduler, with TensorRT-LLM's names of keys."""
+
+    made_by = "emu.scheduling.tensorrt_llm.scheduler:TensorrtLlmScheduler"
+    forms_ahead = True
+    one_stage = True
+    no_tiers = True
+    lacks = MappingProxyType(
+        {
+            "block_size": "tokens_per_block",
+            "gpu_memory_utilization": "free_gpu_memory_fraction",
+            "async_scheduling": "disable_overlap_scheduler",
+            "max_num_seqs": "max_batch_size",
+            "max_num_batched_tokens": "max_num_tokens",
+            "chunked_prefill": "enable_chunked_prefill",
+            "prefix_caching": "enable_block_reuse",
+            "order": "",
+            "skip_blocked": "",
+        }
+    )
+    only = MappingProxyType(
+        {
+            "context_chunking_policy": Only("enable_chunked_prefill", (True,)),
+            "enable_partial_reuse": Only("enable_block_reuse", (True,)),
+            "copy_on_partial_reuse": Only("enable_partial_reuse", (True,)),
+            "length_ends_known": Only("disable_overlap_scheduler", (False,)),
+        }
+    )
+    capacity_scheduler_policy: Annotated[
+        Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"],
+        doc("Which requests may run: those sure of all their blocks, as many as fit, or batches."),
+    ] = "GUARANTEED_NO_EVICT"
+    max_batch_size: Annotated[
+        Count0, doc("Running requests per replica; 0 = the engine's default.")
+    ] = 0
+    max_num_tokens: Annotated[Tokens0, doc("Tokens per iteration; 0 = the engine's default.")] = 0
+    enable_chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = False
+    context_chunking_policy: Annotated[
+        Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"],
+        doc("Which prompts are cut: the last ones, or all in turn."),
+    ] = "FIRST_COME_FIRST_SERVED"
+    tokens_per_block: Annotated[int, doc("Tokens per KV block, a power of two.", ge=1, le=4096)] = (
+        32
+    )
+    free_gpu_memory_fraction: Annotated[
+        float, doc("Part for KV of the memory that is free after a first step.", gt=0, le=1)
+    ] = 0.9
+    enable_block_reuse: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
+    enable_partial_reuse: Annotated[bool, doc("Also of blocks that begin alike.")] = True
+    copy_on_partial_reuse: Annotated[
+        bool, doc("Copy such a block; false: only take one that nothing else uses.")
+    ] = True
+    disable_overlap_scheduler: Annotated[
+        bool, doc("Schedule a step when the one before it has ended, not when it starts.")
+    ] = False
+    cuda_graph_padding: Annotated[
+        bool,
+        doc("Run a batch of decodes as the next larger captured one (enable_padding)."),
+    ] = False
+    cuda_graph_max_batch_size: Annotated[
+        Count0, doc("The largest captured batch of decodes; 0 = the engine's default, 128.")
+    ] = 0
+    length_ends_known: Annotated[
+        Literal["auto", "on", "off"],
+        doc("What ends by its length is in no step too many; auto = from 1.3 on."),
+    ] = "auto"
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.enable_block_reuse
+
+    @property
+    def hit_tokens(self) -> int:
+        return 1 if self.enable_partial_reuse else self.block_size
+
+    @property
+    def misfit(self) -> tuple[str, str]:
+        if self.tokens_per_block & (self.tokens_per_block - 1):
+            return "tokens_per_block", f"expected a power of two, got {self.tokens_per_block}"
+        if self.tokens_max < max(self.max_batch_size, self.tokens_per_block):
+            least = "max_batch_size and tokens_per_block"
+            return "max_num_tokens", f"{self.tokens_max} is less than {least}"
+        return "", ""
+
+    @property
+    def captured_max(self) -> int:
+        """The largest captured batch of decodes."""
+        return self.cuda_graph_max_batch_size or TENSORRT_LLM_GRAPH_BATCH
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_batch_size or min(TENSORRT_LLM_MAX_BATCH_SIZE, self.tokens_max)
+
+    @property
+    def tokens_max(self) -> int:
+        return self.max_num_tokens or TENSORRT_LLM_MAX_NUM_TOKENS
+
+    @property
+    def overlap(self) -> str:
+        return "off" if self.disable_overlap_scheduler else "auto"
+
+    def places(self, stages: int) -> int:
+        return self.requests_max
+
+
 class VidurTable(SchedulerTable, kw_only=True, frozen=True):
     """What the policies after Vidur share."""
 
     batch_size_cap: BatchSizeCap = 128
+    memory_margin_fraction: MemoryMargin = None
     faithful: Faithful = field(default_factory=list)
 
     @property
@@ -315,14 +455,14 @@ class PagedTable(VidurTable, kw_only=True, frozen=True):
 class VllmV0Table(PagedTable, kw_only=True, frozen=True, tag="vllm_v0"):
     """First-generation vLLM."""
 
-    made_by = "emu.scheduling.vidur:VllmV0Scheduler"
+    made_by = "emu.scheduling.vidur.vllm_v0:VllmV0Scheduler"
     max_tokens_in_batch: MaxTokensInBatch = 4096
 
 
 class SarathiTable(PagedTable, kw_only=True, frozen=True, tag="sarathi"):
     """Sarathi-Serve."""
 
-    made_by = "emu.scheduling.vidur:SarathiScheduler"
+    made_by = "emu.scheduling.vidur.sarathi:SarathiScheduler"
     chunk_size: ChunkSize = 512
 
 
@@ -338,19 +478,19 @@ class ReservedTable(VidurTable, kw_only=True, frozen=True):
 class OrcaTable(ReservedTable, kw_only=True, frozen=True, tag="orca"):
     """Iteration-level batching."""
 
-    made_by = "emu.scheduling.vidur:OrcaScheduler"
+    made_by = "emu.scheduling.vidur.orca:OrcaScheduler"
 
 
 class FasterTransformerTable(ReservedTable, kw_only=True, frozen=True, tag="faster_transformer"):
     """Static batches."""
 
-    made_by = "emu.scheduling.vidur:FasterTransformerScheduler"
+    made_by = "emu.scheduling.vidur.faster_transformer:FasterTransformerScheduler"
 
 
 class LightLlmTable(VidurTable, kw_only=True, frozen=True, tag="lightllm"):
     """Admission that looks ahead to the peak of memory."""
 
-    made_by = "emu.scheduling.vidur:LightLlmScheduler"
+    made_by = "emu.scheduling.vidur.lightllm:LightLlmScheduler"
     max_tokens_in_batch: MaxTokensInBatch = 4096
     max_waiting_iters: MaxWaitingIters = 10
 
@@ -379,6 +519,7 @@ class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
 SCHEDULERS = (
     VllmTable,
     SglangTable,
+    TensorrtLlmTable,
     VllmV0Table,
     SarathiTable,
     OrcaTable,

@@ -124,7 +124,7 @@ class SyntheticTable(Table, kw_only=True, frozen=True):
     prefix_groups: Annotated[Count0, doc("Number of distinct shared prefixes; 0 = none.")] = 0
     prefix_tokens: Annotated[Tokens0, doc("Length of a shared prefix.")] = 0
     images: Annotated[
-        ImagesTable | None, doc("Images in prompts (docs/architectures.md); absent: none.")
+        ImagesTable | None, doc("Images in prompts (docs/lab/architectures.md); absent: none.")
     ] = None
     adapters: Annotated[
         Count0,

@@ -57,7 +57,8 @@ class Keys(Table, kw_only=True, frozen=True):
     limit_mm_per_prompt: Annotated[
         dict[Literal["image"], Count],
         doc(
-            "Most images of a request, as { image = 4 }; empty = text only (docs/architectures.md)."
+            "Most images of a request, as { image = 4 }; empty = text only"
+            " (docs/lab/architectures.md)."
         ),
     ] = field(default_factory=dict)
     max_num_encoder_input_tokens: Annotated[
@@ -93,7 +94,7 @@ class Images(Feature):
     name = "images"
     key = _KEY
     summary = "Prompts have images, which replicas or encoders of their own encode."
-    guide = "architectures.md"
+    guide = "lab/architectures.md"
     keys = ((VllmTable, Keys), (Config, FileKeys))
     switch = "limit_mm_per_prompt"
     serves = ("image",)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from emu.features.speculation.keys import SpeculativeTable
+from emu.features.speculation.published import published_rates
 from emu.request import Request
 from emu.scheduling.parts import Drafting
 
@@ -35,9 +36,16 @@ def draw(seed: int, stream: int, request_id: int, position: int) -> int:
     return value >> (64 - _BITS)
 
 
-def conditional_rates(table: SpeculativeTable) -> list[float]:
-    """Chance of each draft to be accepted if all before it were."""
+def conditional_rates(table: SpeculativeTable, model_type: str = "") -> list[float]:
+    """Chance of each draft to be accepted if all before it were.
+
+    `model_type`: of the target, for the rates of its own layers where none are given.
+    """
     count = table.num_speculative_tokens
+    if table.acceptance_rate < 0 and not (
+        table.synthetic_acceptance_rates or table.synthetic_acceptance_length
+    ):
+        return published_rates(model_type, table.text, count)
     if table.synthetic_acceptance_rates:
         before, rates = 1.0, []
         for rate in table.synthetic_acceptance_rates:
@@ -111,11 +119,12 @@ class Speculation(Drafting):
 
     forbids_cohort = "members of a batch advance by different numbers of tokens"
 
-    def __init__(self, table: SpeculativeTable, seed: int) -> None:
+    def __init__(self, table: SpeculativeTable, seed: int, model_type: str = "") -> None:
+        """`model_type`: of the target."""
         super().__init__(table.num_speculative_tokens, lookahead_of(table))
         self.counts = SpeculationCounts(self.tokens)
         self._seed = seed
-        self._limits = [round(rate * _ONE) for rate in conditional_rates(table)]
+        self._limits = [round(rate * _ONE) for rate in conditional_rates(table, model_type)]
         self._mean = table.acceptance_rate
         self._spread = table.acceptance_spread
         self._tenants = {entry.tenant: entry.acceptance_rate for entry in table.tenants}

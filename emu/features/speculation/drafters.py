@@ -86,11 +86,15 @@ def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
     """The kernels of a drafter's pass; the engine's part of the step is the target's."""
     table = context.table
     assert isinstance(table, RooflineTable)
+    ranks = min(context.expert_parallel, draft.tensor_parallel)
+    if draft.expert_parallel and draft.spec.experts is not None:
+        ranks = draft.expert_parallel
     alone = msgspec.structs.replace(
         context,
         model=draft.spec,
         tensor_parallel=draft.tensor_parallel,
-        expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
+        expert_parallel=ranks,
+        shared_experts=context.shared_experts if ranks > draft.tensor_parallel else None,
         table=msgspec.structs.replace(table, host_overhead=False),
         engine=None,
         parts=(),

@@ -63,7 +63,7 @@ class Speculative(Feature):
     name = "speculative decoding"
     key = KEY
     summary = "Steps verify drafts of several tokens; how many are accepted is given."
-    guide = "speculation.md"
+    guide = "lab/speculation.md"
     keys = ((VllmTable, Keys),)
     section = "speculation"
     files = (
@@ -143,12 +143,13 @@ class Speculative(Feature):
 
     def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part:
         """Which drafts are accepted; the seed of the run decides."""
-        return Speculation(_table(place.scheduler), config.seed)
+        return Speculation(_table(place.scheduler), config.seed, place.model.model_type)
 
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """Drafts, what they add, and what they bring."""
         table, draft = _table(place.scheduler), place.draft
-        drafts, tokens = table.num_speculative_tokens, expected_tokens(conditional_rates(table))
+        drafts = table.num_speculative_tokens
+        tokens = expected_tokens(conditional_rates(table, place.model.model_type))
         facts = {"drafts": f"{table.method}, {drafts} a step; {tokens:.2f} tokens a step expected"}
         if draft is not None:
             weights = draft.weight_bytes(place.dtype) / 1e9

@@ -47,6 +47,10 @@ class SpeculativeTable(Table, kw_only=True, frozen=True):
         Meta(ge=-1, le=1),
         doc("Chance that a draft is accepted if those before it were; -1 = not given."),
     ] = -1.0
+    text: Annotated[
+        Literal["mixed", "math", "code", "story"],
+        doc("mtp without a rate: what is written; rates are those published for it."),
+    ] = "mixed"
     acceptance_spread: Annotated[
         Fraction,
         doc("acceptance_rate of a request lies within this of the mean, evenly distributed."),
@@ -78,7 +82,8 @@ class Keys(Table, kw_only=True, frozen=True):
     """What [scheduler] says."""
 
     speculative_config: Annotated[
-        SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
+        SpeculativeTable | None,
+        doc("Speculative decoding (docs/lab/speculation.md); absent: none."),
     ] = None
 
 
@@ -123,7 +128,10 @@ def _check_acceptance(drafts: SpeculativeTable, here: str, wrong: Wrong) -> None
     if 0 > drafts.acceptance_rate != -1:
         wrong(f"{here}.acceptance_rate", f"expected 0 to 1, or -1, got {drafts.acceptance_rate}")
     given = [drafts.acceptance_rate >= 0, bool(rates), length > 0]
-    if sum(given) != 1:
+    is_published = drafts.method == "mtp" and not sum(given)
+    if drafts.text != "mixed" and not is_published:
+        wrong(f"{here}.text", "only method 'mtp' without rates of its own reads it")
+    if sum(given) != 1 and not is_published:
         wrong(
             here,
             "expected one of acceptance_rate, synthetic_acceptance_rates and "
@@ -137,6 +145,10 @@ def _check_acceptance(drafts: SpeculativeTable, here: str, wrong: Wrong) -> None
         wrong(f"{here}.synthetic_acceptance_length", f"expected 1 to {count + 1}, got {length:g}")
     if drafts.acceptance_spread and drafts.acceptance_rate < 0:
         wrong(f"{here}.acceptance_spread", "needs acceptance_rate")
+    _check_tenants(drafts, here, wrong)
+
+
+def _check_tenants(drafts: SpeculativeTable, here: str, wrong: Wrong) -> None:
     names = [entry.tenant for entry in drafts.tenants]
     for index, name in enumerate(names):
         if name in names[:index]:

@@ -15,14 +15,18 @@ tiles, or the longest tile where tiles are fewer than processors.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.coefficients import Decodes, Prompts
+from emu.latency.surfaces import Factors
 from emu.units import ceil_div
 
+LATENT_DECODES: Final = {"hopper": (660 / 989.4, 3000 / 3352)}
+"""By architecture: the parts of the peak in half precision and of the memory's rate that decodes of
+latent attention reach. Hopper: FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800."""
 QUERY_TILE = 128
 """Query rows that one processor keeps (flash attention over paged KV)."""
 
@@ -45,9 +49,15 @@ class AttentionCost:
         prompts: Prompts,
         tp: int,
         kv_dtype: str,
+        factors: Factors | None = None,
     ) -> None:
+        """`factors`: measured over formula, where the engine's kernels were measured."""
         self.decodes = decodes
         self.prompts = prompts
+        self._launch_s = decodes.launch_us * 1e-6
+        self._factors = factors or Factors(None)
+        kind = "fp8" if sizes.weight_bytes(1, kv_dtype) == 1 else "bfloat16"
+        self._family, self._decode_family = f"prompts-{kind}", f"decodes-{kind}"
         self._processors = gpu.sm_count or 1
         self._is_tiled = gpu.sm_count > 0
         heads = ceil_div(spec.heads, tp)
@@ -61,7 +71,9 @@ class AttentionCost:
         # One query against one key, and the value weighted: FLOPs of one head.
         head_flops = decode_flops = 4.0 * spec.head_dim
         self._kv_heads = sizes.kv_heads_per_rank(spec, tp)
+        self._shape = (heads, self._kv_heads, spec.head_dim)
         if mla is not None:
+            self._family = self._decode_family = ""  # measured as whole modules only
             head_flops = 2.0 * (mla.qk_head_dim + mla.v_head_dim)
             decode_flops = 2.0 * (mla.kv_width + mla.kv_lora_rank)  # in the latent space
             self._kv_heads = 1
@@ -70,6 +82,11 @@ class AttentionCost:
         head_flops += 4.0 * prompts.softmax
         rate = peak * prompts.compute
         self._arithmetic_s = heads * decode_flops / rate
+        self._memory, self._row_us = decodes.memory, decodes.row_us
+        known = LATENT_DECODES.get(gpu.architecture) if mla is not None else None
+        if known is not None:
+            self._arithmetic_s = heads * decode_flops / (peak * known[0])
+            self._memory, self._row_us = known[1], 0.0  # its arithmetic is known
         self._pair_s = heads * head_flops / rate
         self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
 
@@ -78,12 +95,20 @@ class AttentionCost:
         kernel = self.decodes
         sequences = max(1, count) / self._processors
         waves = sequences * self._kv_heads
-        rows_us = kernel.row_us * self._heads
+        rows_us = self._row_us * self._heads
         start = 1e-6 * (kernel.wave_us * waves + (kernel.sequence_us + rows_us) * sequences)
-        slope = self._kv_ideal_s / kernel.memory
+        slope = self._kv_ideal_s / self._memory
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves
-        return Line(start, max(slope, self._arithmetic_s))
+        slope = max(slope, self._arithmetic_s)
+        factor = self._factors.of(self._decode_family, self._shape, max(1, count))
+        # The launch was measured with the rest, and is counted elsewhere.
+        return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
+
+    def whole_s(self, count: int, context: int) -> float:
+        """Seconds of a layer for so many sequences with the launch; `context`: tokens of each."""
+        line = self.decode_line(count)
+        return self._launch_s + line.start + line.slope * max(1, count) * context
 
     def verify_line(self, count: int, queries: int) -> Line:
         """Costs of sequences of several new tokens, `queries` in all: KV is read once for them.
@@ -125,7 +150,8 @@ class AttentionCost:
             if tile_s > seconds:
                 seconds = tile_s
         memory_s = keys * self._kv_ideal_s / self.decodes.memory
-        return (memory_s if memory_s > seconds else seconds) + tokens * self._token_s
+        seconds = (memory_s if memory_s > seconds else seconds) + tokens * self._token_s
+        return seconds * self._factors.of(self._family, self._shape, longest)
 
 
 def window_pairs(new: int, context: int, window: int) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Kernels, Links
+from emu.latency.surfaces import Factors, surface_file
 from emu.units import NS_PER_S, gbps_to_bytes_per_s
 
 _ONE_SHOT_BYTES: Final = {2: 1 << 62, 4: 512 << 10, 8: 256 << 10}
@@ -78,6 +79,7 @@ def machine_collective(
     gbps = (gpu.pcie_gbps if pcie_gbps is None else pcie_gbps) if is_pcie else nvlink
     rate = gbps_to_bytes_per_s(gbps)
     step_ns = _PCIE_STEP_NS if is_pcie else _NVLINK_STEP_NS
+    factors = Factors(surface_file(kernels.surfaces) if kernels.surfaces else None)
 
     def collective_ns(kind: str, size_bytes: int, ranks: int) -> int:
         if kind == "send":
@@ -87,6 +89,8 @@ def machine_collective(
         seconds = collective_s(
             links, kind=kind, size_bytes=size_bytes, ranks=ranks, bytes_per_s=rate, is_pcie=is_pcie
         )
+        if kind == "all-reduce":
+            seconds *= factors.of("all-reduce", (ranks,), size_bytes)
         return round(seconds * NS_PER_S)
 
     return collective_ns

@@ -19,19 +19,49 @@ from emu.latency.kernels.experts import (
     padded_rows,
 )
 from emu.latency.kernels.products import TILE_STEP, arithmetic_s, soft_max
+from emu.latency.surfaces import Factors, surface_file
 
 if TYPE_CHECKING:
     from emu.latency.moe_gate import Gate
 
 
 _SAMPLER_KERNELS: Final = 10
+_SINGLE_FLOPS: Final = 128 * 2 * 1.8e9 * 0.8
+"""Of one processor in 32 bits: 128 lanes at the clock that it keeps, of which libraries reach four
+fifths."""
+_PRODUCT_TABLES: Final = {
+    "float16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+}
+"""Types of weights -> the surface of dense products."""
+_EXPERT_TABLES: Final = {
+    "float16": ("bfloat16",),
+    "bfloat16": ("bfloat16",),
+    "fp8": ("fp8",),
+    "fp8_block": ("fp8_block",),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "int4": ("int4_wo",),
+    "int4_g32": ("int4_wo",),
+}
+"""Types of weights -> surfaces of experts, the kernels that a server prefers first."""
+_EIGHT_BITS: Final = ("fp8", "fp8_block", "nvfp4")
+
+
+def _product_family(dtype: str, units: str) -> str:
+    """The surface of products; empty for types that are widened to others."""
+    name = _PRODUCT_TABLES.get(dtype, "")
+    return f"products-{name}" if name and (units != "half" or name == "bfloat16") else ""
 
 
 @final
 class _Matrix:
     """Weights that rows are multiplied with."""
 
-    __slots__ = ("input_s", "kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
+    __slots__ = ("family", "input_s", "kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
 
     def __init__(
         self,
@@ -41,6 +71,7 @@ class _Matrix:
         row_s: float,
         input_s: float,
         peak: float,
+        family: str,
     ) -> None:
         self.kernel = kernel
         self.launch_s = launch_s
@@ -51,6 +82,8 @@ class _Matrix:
         self.input_s = input_s
         """Turning a row of the input into the type of the weights, before the product."""
         self.peak = peak
+        self.family = family
+        """Of measured surfaces."""
         self.product_s: dict[int, float] = {}
         """Arithmetic by tiles of rows, as far as it has been asked for."""
 
@@ -65,6 +98,8 @@ class Ops:
         self.memory_rate = gpu.memory_gbytes_per_s * 1e9
         self.element_s = kernels.element_us * 1e-6
         self._element_rate = self.memory_rate * kernels.element_memory
+        self.factors = Factors(surface_file(kernels.surfaces) if kernels.surfaces else None)
+        """Measured over formula, where the engine's kernels were measured."""
         self._matrices: dict[tuple[int, int, str], _Matrix] = {}
 
     def _matrix(self, columns: int, inner: int, dtype: str) -> _Matrix:
@@ -78,6 +113,7 @@ class Ops:
             (columns + inner) * self.activation_bytes / rate,
             inner * kernel.quantize / self.memory_rate,
             self.gpu.unit_flops(units),
+            _product_family(dtype, units),
         )
 
     def gemm_s(self, rows: int, columns: int, inner: int, dtype: str) -> float:
@@ -93,7 +129,15 @@ class Ops:
             compute_s = arithmetic_s(matrix.kernel, matrix.peak, processors, tile, columns, inner)
             matrix.product_s[tile] = compute_s
         product_s = soft_max(memory_s, compute_s, matrix.kernel.softness) + matrix.launch_s
-        return product_s + rows * matrix.input_s
+        product_s += rows * matrix.input_s
+        return product_s * self.factors.of(matrix.family, (columns, inner), rows)
+
+    def single_s(self, rows: int, columns: int, inner: int) -> float:
+        """rows x inner times inner x columns in 32 bits, without tensor cores; inputs widened."""
+        flops = _SINGLE_FLOPS * max(1, self.gpu.sm_count)
+        widened_s = self.elementwise_s(6.0 * rows * inner)
+        read_s = 4.0 * (columns * inner + rows * (columns + inner)) / self.memory_rate
+        return widened_s + self.element_s + max(read_s, 2.0 * rows * columns * inner / flops)
 
     def elementwise_s(self, traffic: float) -> float:
         """A kernel that only moves bytes. `traffic` counts bytes."""
@@ -127,7 +171,10 @@ class Ops:
             loads = [(met, rows / ep, even_padded_rows(rows / ep, met, block))]
         else:
             loads = _rank_loads(gate, tokens, ep, block)
-        return max(
+        shape = (hidden, ffn, per_token, count, ep)
+        family = self._expert_family(dtype, units, "skewed" if gate is None else "even")
+        factor = self.factors.of(family, shape, tokens)
+        return factor * max(
             grouped_s(
                 kernel,
                 met=met,
@@ -140,6 +187,48 @@ class Ops:
                 memory_rate=self.memory_rate,
             )
             for met, routed, padded in loads
+        )
+
+    def _expert_family(self, dtype: str, units: str, routing: str) -> str:
+        """The surface of experts of a type: the first of its kernels that was measured."""
+        names = _EXPERT_TABLES.get(self.kernels.expert_type(dtype), ())
+        if units == "half" and dtype in _EIGHT_BITS:
+            names = ()  # widened: no table
+        wanted = [f"experts-{name}-{routing}" for name in names]
+        return next((name for name in wanted if self.factors.has(name)), "")
+
+    def rank_experts_s(
+        self,
+        rows: float,
+        *,
+        met: float,
+        count: int,
+        slots: int,
+        hidden: int,
+        ffn: int,
+        matrices: int,
+        dtype: str,
+    ) -> float:
+        """The same for a rank that is known to compute so many rows, and to read `met` experts.
+
+        `count` experts lie in `slots` slots of each rank; `met` 0 = as popular as `met_experts`
+        says.
+        """
+        kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
+        params = matrices * hidden * ffn
+        if not met:
+            met = max(1.0, met_experts(rows * count / slots, count, 1) * slots / count)
+        block = block_rows(kernel, rows, slots)
+        return grouped_s(
+            kernel,
+            met=met,
+            rows=rows,
+            padded=even_padded_rows(rows, met, block),
+            params=params,
+            weight_bytes=sizes.weight_bytes(params, dtype),
+            row_bytes=float(self.activation_bytes * (2 * hidden + matrices * ffn)),
+            peak=self.gpu.unit_flops(units),
+            memory_rate=self.memory_rate,
         )
 
     def sampler_s(self, rows: int, vocab: int) -> float:

@@ -72,12 +72,10 @@ class Flight:
         """Which flight it is."""
         raise NotImplementedError
 
-    # --- its end ----------------------------------------------------------------------------------
     def end(self) -> Flight:
         """Its time has come, or something has interrupted it: what is in flight now."""
         raise NotImplementedError
 
-    # --- in the middle ----------------------------------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now; iterations of a leap that have ended."""
         return 0
@@ -106,7 +104,6 @@ class Flight:
         """Those in flight at once that may have members of their own (a pipeline's)."""
         return []
 
-    # --- cuts -------------------------------------------------------------------------------------
     def puts_off(self, done: int) -> bool:
         """It ends before it would see the request that has just come, and is cut to that.
 
@@ -121,12 +118,10 @@ class Flight:
     def unroll(self) -> None:
         """Something happens: what is in flight is there as stepping has it, and no more planned."""
 
-    # --- for people -------------------------------------------------------------------------------
     def tells(self, now_ns: int) -> str:
         """What it is and how far it has come, in a short phrase; changes nothing."""
         raise NotImplementedError
 
-    # --- what it waits for ------------------------------------------------------------------------
     def met(self, wait_ns: int) -> int:
         """One thing less to wait for: how urgently the replica looks at it.
 
@@ -146,7 +141,6 @@ class Flight:
         """A backend outside simulated time has answered; False if nothing was asked here."""
         return False
 
-    # --- its process ------------------------------------------------------------------------------
     def pause(self) -> Flight:
         """The process stands still from now on: what is in flight then."""
         return self
@@ -191,8 +185,16 @@ class Idle(Flight):
         """None."""
         return False
 
+    def pause(self) -> Flight:
+        """No row of iterations goes on."""
+        return IDLE
+
 
 IDLE: Final = Idle()
+BETWEEN: Final = Idle()
+"""Nothing is in flight, and an iteration that needs nothing but scheduler and latency backend was:
+the next follows it at once if there is work. Whatever ends such a row takes its place in the queue
+of the instant before the replica goes on with it."""
 
 
 # --- words of people ------------------------------------------------------------------------------

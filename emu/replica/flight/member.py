@@ -147,7 +147,6 @@ class Member(Flight):
             return 1
         return STEPS_SURE if is_sure else 1
 
-    # --- its beginning ----------------------------------------------------------------------------
     def hold(self, batch: Batch, start_ns: int, prerequisites: Prerequisites) -> None:
         """The batch is formed, and waits for what it needs."""
         self.batch, self.prerequisites = batch, prerequisites
@@ -203,7 +202,6 @@ class Member(Flight):
         assert batch is not None
         self.set_run(None if ends is None else Run(self.books, batch, self.start_ns, ends))
 
-    # --- its end ----------------------------------------------------------------------------------
     def end(self) -> Flight:
         """Its wave has left, its batch has ended, or something has interrupted either."""
         if self.is_waiting:
@@ -247,7 +245,6 @@ class Member(Flight):
         self.set_run(None)
         self.waited_ns = 0
 
-    # --- in the middle ----------------------------------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now; steps of its batch that have ended."""
         if self.promise is not None:
@@ -298,7 +295,6 @@ class Member(Flight):
         if self.promise is not None:
             self.promise.unroll()
 
-    # --- what it waits for ------------------------------------------------------------------------
     def met(self, wait_ns: int) -> int:
         """With the last thing awaited the batch begins at once."""
         if wait_ns >= 0:
@@ -315,7 +311,6 @@ class Member(Flight):
         """Tiers that have lost what is still read from them."""
         return self.prerequisites.stale_recalls()
 
-    # --- its process ------------------------------------------------------------------------------
     def pause(self) -> Flight:
         """What is left of its batch runs when the process goes on; what waits does not begin."""
         self.is_paused, self.is_resumed = True, False

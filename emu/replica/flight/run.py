@@ -25,14 +25,18 @@ class Run(Flight):
     start_ns: int
     ends: Ends
     """When each of its iterations ends, from `start_ns` on."""
+    then: Flight
+    """What is in flight when it is complete."""
     _past_ns: int
     """So much of it was past when it was last asked for what had ended."""
     _done: int
     """Iterations that had ended then: time goes on, so no fewer have now."""
 
-    __slots__ = ("_done", "_past_ns", "batch", "books", "ends", "start_ns")
+    __slots__ = ("_done", "_past_ns", "batch", "books", "ends", "start_ns", "then")
 
-    def __init__(self, books: Books, batch: Batch, start_ns: int, ends: Ends) -> None:
+    def __init__(
+        self, books: Books, batch: Batch, start_ns: int, ends: Ends, then: Flight = IDLE
+    ) -> None:
         self.is_open = self.is_joint = self.is_cut = False
         self.is_leap = True
         self.due_ns = start_ns + ends[-1]
@@ -40,6 +44,7 @@ class Run(Flight):
         self.batch = batch
         self.start_ns = start_ns
         self.ends = ends
+        self.then = then
         self._past_ns = self._done = 0
 
     @property
@@ -64,9 +69,8 @@ class Run(Flight):
             else:
                 longest_ns = longest_of(ends, batch)
         books.complete(batch, len(ends), start_ns, ends, longest_ns)
-        return IDLE
+        return self.then
 
-    # --- in the middle ----------------------------------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now; iterations that have ended."""
         batch, books = self.batch, self.books
@@ -118,7 +122,6 @@ class Run(Flight):
         words = f"{words_of(self.batch)}: iteration {at} of {count}"
         return f"{words}, the last {until(self.due_ns, now_ns)}"
 
-    # --- cuts -------------------------------------------------------------------------------------
     def puts_off(self, done: int) -> bool:
         """It takes the steps that it takes before it would see what has just come."""
         started_ns = self.start_ns + (self.ends[done - 1] if done else 0)
@@ -144,7 +147,6 @@ class Run(Flight):
             self.due_ns = self.start_ns + self.ends[-1]
             self.is_cut = True
 
-    # --- its process ------------------------------------------------------------------------------
     def pause(self) -> Flight:
         """What is left is the iteration in flight."""
         return self._alone().pause()

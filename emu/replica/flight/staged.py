@@ -16,7 +16,8 @@ from emu.replica.events import LOOK
 from emu.replica.flight.base import Flight, Sort, until, words_of
 from emu.replica.mailbox import Mailbox
 from emu.replica.prerequisites import Prerequisites
-from emu.scheduling.base import Batch, Pipeline, StageSpan, discount_bubbles
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import Pipeline, StageSpan, discount_bubbles
 from emu.scheduling.rotation import Rotation
 
 _ROUNDS_MIN: Final = 8
@@ -82,7 +83,6 @@ class Staged(Flight):
         """Which flight it is."""
         return Sort.STAGED
 
-    # --- its beginning ----------------------------------------------------------------------------
     def hold(self, batch: Batch, prerequisites: Prerequisites) -> None:
         """The batch is formed, and waits for what it needs."""
         self.held, self.prerequisites = batch, prerequisites
@@ -117,7 +117,6 @@ class Staged(Flight):
                 self._rotate()
         return self
 
-    # --- its end ----------------------------------------------------------------------------------
     def end(self) -> Flight:
         """Batches that have left the last stage by now are complete; then look at everything."""
         now_ns, rotation = self.books.clock.now_ns, self.rotation
@@ -142,7 +141,6 @@ class Staged(Flight):
         gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
         self.books.complete(batch, 1, spans[0].start_ns, None, gap_ns, spans, end_ns)
 
-    # --- in the middle ----------------------------------------------------------------------------
     def align(self, now_ns: int) -> int:
         """At once."""
         return NOW
@@ -181,7 +179,6 @@ class Staged(Flight):
             self.advance(rotation, rotation.ended_by(books.past(0)))
         return 0
 
-    # --- what the held batch waits for ------------------------------------------------------------
     def met(self, wait_ns: int) -> int:
         """With the last thing awaited it enters the pipeline at the next look."""
         if wait_ns >= 0:
@@ -197,7 +194,6 @@ class Staged(Flight):
         """Tiers that have lost what is still read from them."""
         return self.prerequisites.stale_recalls()
 
-    # --- its process ------------------------------------------------------------------------------
     def pause(self) -> Flight:
         """No batch is formed; those that have left by now are complete."""
         self.is_paused = True
@@ -211,10 +207,8 @@ class Staged(Flight):
             for index, span in enumerate(spans):
                 if span.end_ns > since_ns:
                     begun = span.start_ns < since_ns
-                    spans[index] = span._replace(
-                        start_ns=span.start_ns + (0 if begun else longer_ns),
-                        end_ns=span.end_ns + longer_ns,
-                    )
+                    start_ns = span.start_ns + (0 if begun else longer_ns)
+                    spans[index] = StageSpan(span.stage, start_ns, span.end_ns + longer_ns)
         free_ns = self.pipeline.free_ns
         free_ns[:] = [at_ns + longer_ns if at_ns > since_ns else at_ns for at_ns in free_ns]
 
@@ -228,7 +222,6 @@ class Staged(Flight):
         self.due_ns = PARK
         return self
 
-    # --- batches that follow each other in turn ---------------------------------------------------
     def _rotate(self) -> None:
         """Plan the batches that are certain to follow, if there are any."""
         books = self.books

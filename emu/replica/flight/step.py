@@ -24,21 +24,30 @@ class Step(Flight):
     """When its batch was formed."""
     waited_ns: int
     """Of the time since then, what it waited for its prerequisites."""
+    then: Flight
+    """What is in flight when it is complete."""
     _process: int
     """Whether its process runs, stands still, or has just gone on."""
     _end_ns: int
     """While its process stands still: when it would have ended."""
 
-    __slots__ = ("_end_ns", "_process", "batch", "books", "start_ns", "waited_ns")
+    __slots__ = ("_end_ns", "_process", "batch", "books", "start_ns", "then", "waited_ns")
 
     def __init__(
-        self, books: Books, batch: Batch, start_ns: int, end_ns: int, waited_ns: int = 0
+        self,
+        books: Books,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        then: Flight = IDLE,
+        waited_ns: int = 0,
     ) -> None:
         self.is_open = self.is_joint = self.is_leap = self.is_cut = False
         self.due_ns = end_ns
         self.books = books
         self.batch = batch
         self.start_ns = start_ns
+        self.then = then
         self.waited_ns = waited_ns
         self._process = FLIES
 
@@ -56,7 +65,7 @@ class Step(Flight):
         books, start_ns = self.books, self.start_ns
         books.counters.busy_ns -= self.waited_ns
         books.complete(self.batch, 1, start_ns, None, books.clock.now_ns - start_ns)
-        return IDLE
+        return self.then
 
     def boundary_ns(self, done: int) -> int:
         """When it ends, as far as is known."""
@@ -71,6 +80,7 @@ class Step(Flight):
     def pause(self) -> Flight:
         """What is left of it runs when the process goes on."""
         self._process, self._end_ns, self.due_ns = PAUSED, self.due_ns, PARK
+        self.then = IDLE
         return self
 
     def resume(self, since_ns: int) -> None:

@@ -13,7 +13,7 @@ const COLORS = {
 };
 const kindOf = (state) => COLORS[state] ? state : state.startsWith("shutting") ? "draining" : state.startsWith("loading") ? "loading" : "spare";
 const color = (state) => COLORS[kindOf(state)];
-let chosen = 0, last = null, points = [], marks = [];
+let goals = "", chosen = 0, last = null, points = [], marks = [];
 const round = (v) => v === null || v === undefined ? "-" : v >= 100 ? Math.round(v).toLocaleString("en") : Number(v.toPrecision(3)).toString();
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
@@ -42,6 +42,7 @@ function onState(s) {
   put("status", s.is_draining ? "draining" : s.is_ready ? "ready" : "starting, " + s.startup_left_s.toFixed(1) + " s");
   const pace = s.pace;
   $("pace").className = pace.verdict === "late" ? "bad" : "";
+  honest(pace.recent);
   put("pace", pace.verdict === "late"
     ? `LOST: ${pace.late} of ${pace.requests} answers late since ${pace.first_late_s.toFixed(1)} s, worst ${(pace.worst_s * 1e3).toFixed(0)} ms`
     : pace.verdict);
@@ -139,6 +140,18 @@ $("forces").onclick = (e) => {
   if (number !== undefined) send("DELETE", "faults/" + number, null, (r) => `${r.kind} is over`);
 };
 
+// What clients saw of the last half minute, where this machine made them wait.
+function honest(recent) {
+  const isLate = recent.verdict === "late";
+  const at = points.filter((p) => p.seen_ttft_p50_ms !== null && p.ttft_p50_ms !== null).slice(-1)[0];
+  $("met").className = isLate ? "bad" : "";
+  $("goals").className = isLate ? "bad" : "";
+  put("goals", isLate && at
+    ? `clients saw ${seconds(at.seen_ttft_p50_ms)}, the cluster answered in ${seconds(at.ttft_p50_ms)}`
+    : goals);
+}
+const seconds = (ms) => ms >= 1000 ? (ms / 1e3).toPrecision(2) + " s" : round(ms) + " ms";
+
 // --- trends ------------------------------------------------------------------------------------
 function onPoint(p) {
   if (points.length && p.at_s <= points[points.length - 1].at_s) return; // the history has it
@@ -163,10 +176,12 @@ function drawTrends() {
     if (at.bottom > 0 && at.top < innerHeight) emuCharts.draw({ id, legend: true, marks, x: span, y: { low: 0 }, series, ...more });
   };
   for (const name of ["ttft", "tpot"]) {
-    const goal = facts.slo[name + "_ms"], top = Math.max(0, ...of(`${name}_p95_ms`));
+    const goal = facts.slo[name + "_ms"], top = Math.max(0, ...of(`${name}_p99_ms`));
     // The axis reaches up to the objective unless that would flatten the curves.
     const low = { low: 0, high: goal && goal >= top && goal < 4 * top ? goal * 1.1 : undefined };
-    chart("c-" + name, [line("p50", `${name}_p50_ms`, "#0072b2"), line("p95", `${name}_p95_ms`, "#e69f00")],
+    const lines = [line("p50", `${name}_p50_ms`, "#0072b2"), line("p95", `${name}_p95_ms`, "#e69f00"), line("p99", `${name}_p99_ms`, "#d55e00")];
+    if (name === "ttft" && points.some((p) => p.seen_ttft_p50_ms > 1.1 * p.ttft_p50_ms + 5)) lines.push(line("clients, p50", "seen_ttft_p50_ms", "#dc2626", { dash: true }));
+    chart("c-" + name, lines,
       { y: low, limits: goal && goal < 4 * top ? [{ axis: "y", value: goal, text: "objective" }] : [] });
   }
   const roles = [...new Set(points.flatMap((p) => Object.keys(p.roles)))].sort().filter((role) => role !== "inactive");
@@ -290,7 +305,8 @@ $("pacing").onsubmit = (e) => { e.preventDefault(); post("knobs", { speed: numbe
 $("shade").onchange = () => { if (last) replicas(last.replicas); };
 
 const named = Object.entries(facts.slo).filter(([, v]) => v).map(([k, v]) => `${k.replace("_ms", "").toUpperCase()} ${v}`);
-put("goals", named.length ? named.join(", ") + " ms; 30 s" : "no objectives in [slo]");
+goals = named.length ? named.join(", ") + " ms; 30 s" : "no objectives in [slo]";
+put("goals", goals);
 if (token) $("scenario").href += "?token=" + encodeURIComponent(token);
 let pending = 0;
 const soon = (call) => { clearTimeout(pending); pending = setTimeout(call, 100); };

@@ -21,7 +21,7 @@ from typing import Final, final
 from emu.kv.prefix_tree import Node, PrefixTree, content_of
 from emu.kv.tree_pool import TreePool
 from emu.request import Request
-from emu.scheduling.ledger import WaitingQueue
+from emu.scheduling.queues import WaitingQueue
 
 _SORTED_MAX: Final = 128
 """Waiting requests up to which `lpm` sorts."""

@@ -8,11 +8,12 @@ source = open_source(Opening(path=Path("trace.csv"), source="trace.csv"), "auto"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final, Protocol
 
 import msgspec
 
-from emu.errors import InputError
+from emu.errors import InputError, InputErrors
 from emu.workload.formats.csv_dialects import DIALECTS, Dialect, dialect_of, split_header
 from emu.workload.formats.csv_parser import CsvParser
 from emu.workload.formats.text_file import CHUNK_BYTES, Chunk, TextFile
@@ -133,6 +134,23 @@ class Parser(Protocol):
         """The lines of a chunk; raises InputError at the first wrong one."""
 
 
+_ERRORS_MAX: Final = 20
+"""Lines of a file that are told to be wrong."""
+
+
+def _halves(chunk: Chunk) -> list[Chunk]:
+    """A chunk cut at the end of a line near its middle; none if it is one line."""
+    data = chunk.data
+    cut = data.rfind(b"\n", 0, len(data) // 2) + 1 or data.find(b"\n", 0, len(data) - 1) + 1
+    if not cut:
+        return []
+    line = chunk.first_line + data.count(b"\n", 0, cut)
+    return [
+        Chunk(data[:cut], chunk.first_line, chunk.offset),
+        Chunk(data[cut:], line, chunk.offset + cut),
+    ]
+
+
 class ParsedFile(Source):
     """A file whose lines are independent of each other."""
 
@@ -149,10 +167,46 @@ class ParsedFile(Source):
         self._parser.read_models()
 
     def blocks(self, notes: Notes) -> Iterator[Block]:
-        """All lines, in the order of the file."""
+        """All lines, in the order of the file.
+
+        Raises InputError, or InputErrors with the first `_ERRORS_MAX` lines that are wrong.
+        """
         self._parser.begin(notes)
-        for chunk in self._file.chunks():
-            yield self._parser.parse(chunk, notes)
+        chunks = self._file.chunks()
+        for chunk in chunks:
+            try:
+                block = self._parser.parse(chunk, notes)
+            except InputError as error:
+                raise self._with_others(error, chunk, chunks) from None
+            yield block
+
+    def _with_others(self, error: InputError, chunk: Chunk, chunks: Iterator[Chunk]) -> InputError:
+        """The errors of all lines of the chunk and of those behind it, if there are several."""
+        errors: list[InputError] = []
+        for each in chain([chunk], chunks):
+            errors += self._errors(each, _ERRORS_MAX + 1 - len(errors))
+            if len(errors) > _ERRORS_MAX:
+                break
+        if len(errors) <= 1:
+            return error
+        more = f"more lines are wrong from line {errors[-1].line} on"
+        return InputErrors(errors[:_ERRORS_MAX], more if len(errors) > _ERRORS_MAX else "")
+
+    def _errors(self, chunk: Chunk, at_most: int) -> list[InputError]:
+        """What is wrong in a chunk, line by line, up to so many lines: halves of halves."""
+        try:
+            self._parser.parse(chunk, Notes())
+        except InputError as error:
+            halves = _halves(chunk)
+            if not halves:
+                return [error]
+            errors: list[InputError] = []
+            for half in halves:
+                errors += self._errors(half, at_most - len(errors))
+                if len(errors) >= at_most:
+                    break
+            return errors or [error]
+        return []
 
     def rows_at(self, offsets: Ints) -> Iterator[Block]:
         """The lines at these offsets, in this order (line numbers are then meaningless)."""

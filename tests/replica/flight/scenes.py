@@ -79,6 +79,8 @@ class Scene:
         self.replica, self.actor = stage.replicas[0], stage.actors[0]
         self.requests: list[Request] = []
         self.seen: set[Sort] = set()
+        self.has_leapt = False
+        """Several iterations of it were under way at once."""
         self.lost: list[int] = []
 
     def answer(self) -> None:
@@ -88,7 +90,9 @@ class Scene:
         while kernel.away:
             kernel.answer()
             kernel.rest()
-        self.seen.add(self.replica.flight.sort)
+        flight = self.replica.flight
+        self.seen.add(flight.sort)
+        self.has_leapt |= flight.is_leap
 
     def run(self, until_ns: int) -> None:
         """Time moves on, timer by timer."""

@@ -15,6 +15,7 @@ from emu.replica.books import DUMMY_ID, Books
 from emu.replica.counters import Counters
 from emu.replica.flight.awaiting import Awaiting
 from emu.replica.flight.base import APPLY, IDLE, Flight, Sort
+from emu.replica.flight.launchers import Single
 from emu.replica.flight.layered import (
     ENDED,
     FINISH,
@@ -30,7 +31,6 @@ from emu.replica.flight.member import OVER, Member
 from emu.replica.flight.relay import Relay
 from emu.replica.flight.run import Run
 from emu.replica.flight.staged import Staged
-from emu.replica.flight.starters import Single
 from emu.replica.flight.step import Step
 from emu.replica.layer_scheduler import LayerScheduler
 from emu.replica.mailbox import Mailbox
@@ -47,6 +47,8 @@ from emu.testing import (
     FakeScheduler,
     request,
 )
+
+pytestmark = pytest.mark.doubles
 
 
 class Alone:
@@ -96,7 +98,7 @@ class Waits(Prerequisites):
 # --- a batch that waits for KV --------------------------------------------------------------------
 def awaiting(left: int) -> tuple[Alone, Awaiting, Waits]:
     alone, needs = Alone(), Waits(left)
-    single = Single(alone.books, runs_on=False)
+    single = Single(alone.books, IDLE, runs_on=False)
     return alone, Awaiting(alone.books, alone.batch(), 0, needs, single), needs
 
 
@@ -488,7 +490,7 @@ def test_only_flights_of_several_iterations_are_leaps() -> None:
         Step(alone.books, batch, 0, 5),
         Run(alone.books, batch, 0, cast(Any, [5, 10])),
         Staged(alone.books, 2, alone.mailbox),
-        Awaiting(alone.books, batch, 0, Waits(1), Single(alone.books, runs_on=False)),
+        Awaiting(alone.books, batch, 0, Waits(1), Single(alone.books, IDLE, runs_on=False)),
         Measured(alone.books, lambda cost_ns: IDLE, IDLE, 0),
         Layered(alone.books, LayerScheduler(4, 0)),
         member()[1],

@@ -85,6 +85,11 @@ def test_each_scene_comes_to_the_flight_that_it_is_for(name: str) -> None:
         scene.submit(9, 12)
     scene.run(400 * US)
     assert scene.expects in scene.seen
+    assert scene.has_leapt is (name in ("run", "staged", "member", "awaiting"))
+
+
+def test_every_flight_has_a_scene() -> None:
+    assert {name.upper() for name in SCENES} == {sort.name for sort in Sort} - {"IDLE"}
 
 
 def test_what_is_measured_is_seen_before_its_answer() -> None:

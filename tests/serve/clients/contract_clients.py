@@ -43,6 +43,16 @@ def with_openai(base_url: str, model: str) -> None:
         call = message.choices[0].message.tool_calls[0]
         Person.model_validate_json(call.function.arguments)
         assert message.choices[0].finish_reason == "tool_calls"
+    second = {"type": "function", "function": {**TOOL["function"], "name": "enroll"}}
+    both = (
+        chat.create(model=model, messages=USER, tools=[TOOL, second], parallel_tool_calls=True)
+        .choices[0]
+        .message.tool_calls
+    )
+    assert [one.function.name for one in both] == ["register", "enroll"]
+    thought = chat.create(model=model, messages=USER, max_tokens=40, reasoning_effort="low")
+    assert thought.choices[0].message.reasoning_content
+    assert thought.usage.completion_tokens_details.reasoning_tokens == 10
     after = chat.create(
         model=model,
         messages=[

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
+from emu.apps.fidelity.points.intervals import Interval, intervals_of
 from emu.apps.fidelity.points.table import Point, read_points, sampled, tables_below
 from emu.apps.fidelity.runs import Unread
 from emu.errors import InputError
@@ -25,6 +26,8 @@ from emu.process.pool import pool_of
 _CONFIGS: Final = "model-configs"
 """The directory beside a table that holds `OWNER--NAME_config.json` files."""
 METRICS: Final = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
+STATED_BY: Final = "engine, GPU, precision, kind"
+"""The groups that intervals are stated for."""
 NOT_SAID: Final = "whether drafts were on is not known"
 
 
@@ -69,6 +72,8 @@ class PointBoard(msgspec.Struct, frozen=True):
     groups: list[PointGroup]
     left_out: dict[str, int]
     """Rows by the reason for which they are left out."""
+    intervals: list[Interval] = []
+    """What is stated for each group from all others."""
 
 
 GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
@@ -79,7 +84,7 @@ GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
     "kind": lambda row: row.kind,
     "model": lambda row: row.point.model,
     "clients": lambda row: _between(row.point.clients, (8, 64)),
-    "engine, GPU, precision, kind": lambda row: ", ".join(
+    STATED_BY: lambda row: ", ".join(
         (row.point.engine, row.point.gpu, row.point.precision or "as published", row.kind)
     ),
 }
@@ -137,7 +142,19 @@ def point_board(
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
         left_out["not in the sample"] = not_drawn
-    return PointBoard(compared, groups_of(compared), dict(left_out.most_common()))
+    stated = intervals_of(_ratios(compared))
+    return PointBoard(compared, groups_of(compared), dict(left_out.most_common()), stated)
+
+
+def _ratios(rows: Sequence[Compared]) -> dict[str, dict[str, list[float]]]:
+    """Measured over emulated, by metric and by the group that an interval is stated for."""
+    name_of = GROUPS[STATED_BY]
+    found: dict[str, dict[str, list[float]]] = {metric: {} for metric in METRICS}
+    for row in rows:
+        for metric in METRICS:
+            ratio = row.point.figures[metric] / row.emulated.figures[metric]
+            found[metric].setdefault(name_of(row), []).append(ratio)
+    return found
 
 
 def _found(

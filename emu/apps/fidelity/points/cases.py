@@ -1,7 +1,7 @@
 """A point as a configuration: the published conditions, and emu's defaults for all else.
 
-No constant here is fitted. What the tables say of all their rows (the key-value cache of 8 bits on
-Blackwell, no prefix caching, vLLM's limits) stands in `_conditions`.
+One constant here is fitted (`RANDOM_TEXT_US`). What the tables say of all their rows (the key-value
+cache of 8 bits on Blackwell, no prefix caching, vLLM's limits) stands in `_conditions`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp
 """Weights by the tables' word for a precision, where the checkpoint's name does not say."""
 _NARROW_KV: Final = ("B200", "B300", "GB200", "GB300")
 """GPUs on which these servers kept keys and values in 8 bits."""
+RANDOM_TEXT_US: Final = 8.4
+"""Encoding a token of random text on the API server. The one constant fitted to point tables: 134
+rows of vLLM (3 GPUs, 3 models), of which the median |error| of TTFT falls from 20 to 10 %, and to
+10 and 11 with each model or GPU left out."""
+_MARLIN: Final = ("H100", "H200")
+"""GPUs on which vLLM was started with VLLM_MXFP4_USE_MARLIN=1."""
+_STEP_TOKENS: Final = 8192
+_STEP_SPARE: Final = 64
+_GRAPH_BATCH_MAX: Final = 2048
+"""TensorRT-LLM's limits of a step where nothing is said, and what recipes add to a prompt."""
 _VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
 
 
@@ -107,6 +117,7 @@ def configuration(job: Job) -> str:
             *_model(point, job.configs),
             *_machines(point),
             *_engine(point),
+            *_latency(point),
             *_workload(point),
             *_conditions(point),
             "",
@@ -182,6 +193,17 @@ def _engine(point: Point) -> Iterable[str]:
         yield f'version = "{nearest_version(point.engine, point.version)}"'
 
 
+def _latency(point: Point) -> Iterable[str]:
+    """The text of the prompts, and kernels that the launch scripts choose by a variable."""
+    yield "[latency]"
+    if point.engine == "tensorrt-llm" and point.load == "at_once":
+        yield "front_end = false"  # trtllm-bench drives the engine itself
+        return
+    yield f"prompt_token_us = {RANDOM_TEXT_US}"
+    if point.engine == "vllm" and "gpt-oss" in point.model and point.gpu.startswith(_MARLIN):
+        yield 'mxfp4_experts = "marlin"'
+
+
 def _workload(point: Point) -> Iterable[str]:
     yield "[workload]"
     requests = point.clients
@@ -203,5 +225,16 @@ def _workload(point: Point) -> Iterable[str]:
 def _conditions(point: Point) -> Sequence[str]:
     if point.engine == "sglang":
         return ("[scheduler]", "disable_radix_cache = true", "ignore_eos = true")
+    if point.engine == "tensorrt-llm":
+        # As the benchmarks' recipes: graphs for all that may run, and a step has room for a whole
+        # prompt beside the decodes of all others.
+        step = point.prompt_tokens + point.clients + _STEP_SPARE
+        return (
+            "[scheduler]",
+            "enable_block_reuse = false",
+            "cuda_graph_padding = true",
+            f"cuda_graph_max_batch_size = {min(point.clients, _GRAPH_BATCH_MAX)}",
+            f"max_num_tokens = {max(_STEP_TOKENS, step)}",
+        )
     limits = _VLLM_LIMITS if point.engine == "vllm" else ()
     return ("[scheduler]", "prefix_caching = false", *limits)

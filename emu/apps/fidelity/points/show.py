@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.apps.fidelity.points.board import METRICS, PointBoard, PointGroup, Spread
+from emu.apps.fidelity.points.intervals import held
 from emu.errors import printable
 
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "output_tokens_per_s": "tokens/s"}
@@ -36,6 +37,13 @@ def print_points(console: Console, board: PointBoard) -> None:
         cells = [_errors(group.errors.get(metric)) for metric in metrics]
         table.add_row(group.name, str(group.points), *cells, "; ".join(_of_peers(group)))
     console.print(table)
+    for one in held(board.intervals):
+        console.print(
+            f"90 % intervals of {_TITLES[one.metric]}, each of {one.groups} groups left out: hold "
+            f"{one.inside:.0%} of the points, {one.worst_group:.0%} of the worst group, mean width "
+            f"{one.width_percent:.0f} %",
+            soft_wrap=True,
+        )
     left = sum(board.left_out.values())
     console.print(f"{len(board.compared)} points, {left} rows left out:")
     for reason, count in board.left_out.items():
@@ -90,5 +98,7 @@ def as_document(board: PointBoard) -> dict[str, object]:
             for row in board.compared
         ],
         "groups": msgspec.to_builtins(board.groups),
+        "intervals": msgspec.to_builtins(board.intervals),
+        "intervals_held": msgspec.to_builtins(held(board.intervals)),
         "left_out": board.left_out,
     }

@@ -1,0 +1,389 @@
+"""Makes the residual surfaces that `emu/latency/surfaces.py` reads: measured tables over formulas.
+
+One file for each GPU and engine. Products that are faster than their weights can be read were
+measured with the weights in the last cache, where a server does not find them; they count as if
+read from memory. Experts have two surfaces: for even routing (beside a gate that says what each
+computes) and for the tables' skewed one, which the formula without a gate stands for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.kernels.tables import L2_MIB, data_folder
+from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
+from emu.catalogue.gpu import GpuSpec
+from emu.latency.coefficients import kernels_of
+from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.machine import collective_s
+from emu.latency.kernels.operations import Ops
+from emu.latency.surfaces import FOLDER, Surface, SurfaceFile, packed_values
+from emu.units import gbps_to_bytes_per_s
+
+SYSTEMS: Final = {
+    "A100-SXM4-80GB": "a100_sxm",
+    "L40S": "l40s",
+    "H100-SXM5-80GB": "h100_sxm",
+    "H200-SXM-141GB": "h200_sxm",
+    "B200-SXM-180GB": "b200_sxm",
+    "GB200": "gb200",
+    "B300-SXM-288GB": "b300_sxm",
+    "GB300": "gb300",
+    "RTXPRO6000": "rtx_pro_6000_server",
+}
+VERSIONS: Final = {
+    "vllm": ("0.24.0", "0.22.0", "0.19.0", "0.14.0"),
+    "sglang": ("0.5.14", "0.5.10"),
+    "trtllm": ("1.3.0rc20", "1.3.0rc10", "1.0.0"),
+}
+"""The newest first; a family that one lacks comes from the next."""
+_OWN_VERSIONS: Final = {
+    ("vllm", "moe"): ("0.19.0", "0.24.0", "0.22.0", "0.14.0"),
+    ("vllm", "comm"): ("0.19.0", "0.24.0", "0.22.0", "0.14.0"),
+    ("sglang", "moe"): ("0.5.10", "0.5.14"),
+    ("sglang", "comm"): ("0.5.9", "0.5.10", "0.5.14"),
+    ("trtllm", "comm"): ("1.2.0rc5", "1.3.0rc10", "1.3.0rc20", "1.0.0"),
+}
+"""Where versions differ: those nearest to the engines that emu models come first."""
+ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+ROWS: Final = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    4096,
+    8192,
+)
+_LENDER: Final = "sglang"
+"""vLLM's tables of block-scaled products hold 55 to 170 us of the host's time in each, and those of
+MXFP4 with 8-bit activations no model that is published so; SGLang calls the same libraries
+(DeepGEMM, FlashInfer) from captured graphs."""
+_MARLIN: Final = "0.24.0"
+"""Version whose table of 4-bit experts a server agrees with: that of 0.19 is twice as slow as
+vLLM 0.18 with gpt-oss on Hopper."""
+_EAGER: Final = (
+    "products-fp8",
+    "products-nvfp4",
+    "decodes-bfloat16",
+    "decodes-fp8",
+    "all-reduce",
+)
+"""Families of TensorRT-LLM whose tables hold a launch from the host in each call (8 us and more),
+which a server's captured graphs do not have."""
+_PLAIN_ROWS_MIN: Final = 256
+"""Rows of bfloat16 from which the table counts. Below, its single shapes scatter by a tenth about
+the formula, which measured servers agree with (`emu fidelity` on runs)."""
+_SIDES: Final = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 51200, 65536)
+_PRODUCT_TYPES: Final = ("bfloat16", "fp8", "fp8_block", "nvfp4")
+TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_EXPERT_TYPES: Final = {
+    "bfloat16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "int4_wo": "int4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
+}
+"""Types of experts in the tables, and emu's; of two for one, the later counts."""
+_NOT_GATED: Final = (1024, 2048, 2688)
+LENGTHS: Final = (256, 512, 1024, 2048, 4096, 8192, 16384)
+BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BYTES: Final = tuple(1 << power for power in range(12, 28))
+
+
+def _table(system: str, family: str, engine: str, name: str) -> Any:
+    """The newest table of an engine, and its version; None without one."""
+    import pandas as pd
+
+    for version in _OWN_VERSIONS.get((engine, family), VERSIONS[engine]):
+        path = data_folder() / system / family / engine / version / f"{name}.parquet"
+        if path.exists():
+            return pd.read_parquet(path), version
+    return None, ""
+
+
+def _surface(rows: Sequence[int], found: dict[tuple[int, ...], dict[int, float]]) -> Surface | None:
+    """Shapes with most knots measured; a knot that is missing takes its nearest neighbor's."""
+    shapes, lines = [], []
+    for shape in sorted(found):
+        known = found[shape]
+        have = sorted(known)
+        if len(have) < len(rows) // 2:
+            continue
+        shapes.append(list(shape))
+        lines.append([known[min(have, key=lambda h, r=r: abs(math.log(h / r)))] for r in rows])
+    if not shapes:
+        return None
+    return Surface(rows=list(rows), shapes=shapes, values=packed_values(lines))
+
+
+def products(gpu: GpuSpec, table: Any, ops: Ops) -> Iterator[tuple[str, Surface]]:
+    """Dense products by type."""
+    table = table[table.m.isin(ROWS) & table.n.isin(_SIDES) & table.k.isin(_SIDES)]
+    table = table.groupby(["gemm_dtype", "m", "n", "k"], as_index=False).latency.median()
+    for dtype in _PRODUCT_TYPES:
+        found: dict[tuple[int, ...], dict[int, float]] = {}
+        for row in table[table.gemm_dtype == dtype].itertuples():
+            m, n, k = int(row.m), int(row.n), int(row.k)
+            kernel = ops.kernels.product(dtype, gpu.units(dtype))
+            read_s = sizes.weight_bytes(n * k, dtype) / (ops.memory_rate * kernel.memory)
+            measured_s = max(row.latency * 1e-3, read_s + 1e-6)
+            ratio = math.log(measured_s / ops.gemm_s(m, n, k, dtype))
+            if dtype == "bfloat16" and m < _PLAIN_ROWS_MIN:
+                ratio = 0.0
+            found.setdefault((n, k), {})[m] = ratio
+        surface = _surface(ROWS, _smoothed(found))
+        if surface is not None:
+            yield f"products-{dtype}", surface
+
+
+def _smoothed(found: dict[tuple[int, ...], dict[int, float]]) -> dict[tuple[int, ...], Any]:
+    """The median of each point and its neighbors by columns and inner size: single points of the
+    tables are off by a half and more."""
+    at = {side: number for number, side in enumerate(_SIDES)}
+    smooth: dict[tuple[int, ...], dict[int, float]] = {}
+    for n, k in found:
+        near = [
+            (_SIDES[i], _SIDES[j])
+            for i in range(max(0, at[n] - 1), min(len(_SIDES), at[n] + 2))
+            for j in range(max(0, at[k] - 1), min(len(_SIDES), at[k] + 2))
+        ]
+        smooth[n, k] = {
+            m: statistics.median(found[one][m] for one in near if m in found.get(one, {}))
+            for m in found[n, k]
+        }
+    return smooth
+
+
+def experts(table: Any, ops: Ops) -> Iterator[tuple[str, Surface]]:
+    """Grouped products by type, evenly routed and skewed."""
+    keys = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
+    table = table[table.num_tokens.isin(TOKENS) & (table.moe_tp_size <= 8)]
+    table = table[
+        table.moe_ep_size.isin((1, 2, 4, 8)) & (table.moe_tp_size * table.moe_ep_size <= 8)
+    ]
+    table = table[~table.hidden_size.isin(_NOT_GATED) | (table.topk == 8)]
+    for name, dtype in _EXPERT_TYPES.items():
+        for distribution, suffix in (("balanced", "even"), ("power_law_1.2", "skewed")):
+            part = table[(table.moe_dtype == name) & (table.distribution == distribution)]
+            if not len(part):
+                continue
+            part = part.groupby([*keys, "num_tokens"], as_index=False).latency.median()
+            found: dict[tuple[int, ...], dict[int, float]] = {}
+            for row in part.itertuples():
+                hidden, inner, per_token, count, tp, ep = (int(getattr(row, key)) for key in keys)
+                ffn = -(-inner // tp)
+                formula_s = ops.experts_s(
+                    int(row.num_tokens),
+                    count=count,
+                    per_token=per_token,
+                    hidden=hidden,
+                    ffn=ffn,
+                    matrices=3,
+                    dtype=dtype,
+                    ep=ep,
+                )
+                shape = (hidden, ffn, per_token, count, ep)
+                ratio = math.log(row.latency * 1e-3 / formula_s)
+                found.setdefault(shape, {})[int(row.num_tokens)] = ratio
+            surface = _surface(TOKENS, found)
+            if surface is not None:
+                yield f"experts-{name}-{suffix}", surface
+
+
+def _spec(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": heads * head_dim,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 4 * heads * head_dim,
+        "vocab_size": 32_000,
+    }
+    return from_hf_config(config, "attention", "table")
+
+
+def prompts(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
+    """Attention of whole prompts by type of keys and values."""
+    kernels = kernels_of(gpu)
+    launch_s = 10e-6
+    table = table[table.isl.isin(LENGTHS) & (table.batch_size == 1) & (table.step == 0)]
+    table = table[table.head_dim.isin((64, 128, 256))]
+    if "window_size" in table:
+        table = table[table.window_size == 0]
+    for kv_dtype in ("bfloat16", "fp8"):
+        part = table[table.kv_cache_dtype == kv_dtype]
+        if kv_dtype == "fp8" and "fp8" in set(part.attn_dtype):
+            part = part[part.attn_dtype == "fp8"]
+        keys = ["num_heads", "num_key_value_heads", "head_dim", "isl"]
+        part = part.groupby(keys, as_index=False).latency.median()
+        found: dict[tuple[int, ...], dict[int, float]] = {}
+        for row in part.itertuples():
+            heads, kv, dim = int(row.num_heads), int(row.num_key_value_heads), int(row.head_dim)
+            kv = kv or heads
+            if heads % kv:
+                continue
+            spec = _spec(heads, kv, dim)
+            cost = AttentionCost(spec, gpu, kernels.decodes, kernels.prompts, 1, kv_dtype)
+            formula_s = cost.prompt_s([int(row.isl)], [0], 0)
+            measured_s = max(row.latency * 1e-3 - launch_s, 0.2 * row.latency * 1e-3)
+            ratio = math.log(measured_s / formula_s)
+            found.setdefault((heads, kv, dim), {})[int(row.isl)] = ratio
+        surface = _surface(LENGTHS, found)
+        if surface is not None:
+            yield f"prompts-{kv_dtype}", surface
+
+
+def decodes(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
+    """Attention of decodes, launch and all.
+
+    The shortest of the measured histories from 2,048 tokens on that does not fit in the last cache.
+    """
+    kernels = kernels_of(gpu)
+    table = table[table.batch_size.isin(BATCHES) & (table.isl + table.step >= 2048)]
+    table = table[table.head_dim.isin((64, 128, 256))]
+    heads_stored = table.num_key_value_heads.where(table.num_key_value_heads > 0, table.num_heads)
+    element = 2 - (table.kv_cache_dtype == "fp8")
+    context = table.isl + table.step
+    kv_bytes = 2 * table.batch_size * context * heads_stored * table.head_dim * element
+    cache_bytes = 1.2 * (L2_MIB[SYSTEMS[gpu.name]] << 20)
+    table = table.assign(context=context)[kv_bytes > cache_bytes]
+    own = ["num_heads", "num_key_value_heads", "head_dim", "batch_size", "kv_cache_dtype"]
+    if "window_size" in table:
+        own.append("window_size")
+    table = table[table.context == table.groupby(own).context.transform("min")]
+    if "window_size" in table:
+        table = table[table.window_size == 0]
+    for kv_dtype in ("bfloat16", "fp8"):
+        keys = ["num_heads", "num_key_value_heads", "head_dim", "batch_size", "context"]
+        part = table[table.kv_cache_dtype == kv_dtype]
+        part = part.groupby(keys, as_index=False).latency.median()
+        found: dict[tuple[int, ...], dict[int, float]] = {}
+        for row in part.itertuples():
+            heads, kv, dim = int(row.num_heads), int(row.num_key_value_heads), int(row.head_dim)
+            kv, count = kv or heads, int(row.batch_size)
+            if heads % kv:
+                continue
+            spec = _spec(heads, kv, dim)
+            cost = AttentionCost(spec, gpu, kernels.decodes, kernels.prompts, 1, kv_dtype)
+            ratio = math.log(row.latency * 1e-3 / cost.whole_s(count, int(row.context)))
+            found.setdefault((heads, kv, dim), {})[count] = ratio
+        surface = _surface(BATCHES, found)
+        if surface is not None:
+            yield f"decodes-{kv_dtype}", surface
+
+
+def all_reduces(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
+    """All-reduces inside captured graphs, by the number of ranks."""
+    links = kernels_of(gpu).nvlink if gpu.nvlink_gbps else kernels_of(gpu).pcie
+    if "backend" in table:
+        table = table[table.backend.str.endswith("graph")]
+    rate = gbps_to_bytes_per_s(gpu.nvlink_gbps or gpu.pcie_gbps)
+    found: dict[tuple[int, ...], dict[int, float]] = {}
+    for row in table.itertuples():
+        size_bytes, ranks = 2 * int(row.message_size), int(row.num_gpus)
+        if size_bytes not in BYTES:
+            continue
+        formula_s = collective_s(
+            links,
+            kind="all-reduce",
+            size_bytes=size_bytes,
+            ranks=ranks,
+            bytes_per_s=rate,
+            is_pcie=not gpu.nvlink_gbps,
+        )
+        found.setdefault((ranks,), {})[size_bytes] = math.log(row.latency * 1e-3 / formula_s)
+    surface = _surface(BYTES, found)
+    if surface is not None:
+        yield "all-reduce", surface
+
+
+def _borrow(
+    system: str, gpu: GpuSpec, ops: Ops, found: dict[str, Surface], versions: dict[str, str]
+) -> None:
+    """What vLLM calls in a library that only SGLang's tables measure as a server runs it."""
+    found.pop("products-fp8_block", None)
+    table, version = _table(system, "gemm", _LENDER, "gemm_perf")
+    if table is not None:
+        found |= dict(products(gpu, table[table.gemm_dtype == "fp8_block"], ops))
+        versions[f"gemm of fp8_block by {_LENDER}"] = version
+    table, version = _table(system, "moe", _LENDER, "moe_perf")
+    if table is not None:
+        own = table[table.moe_dtype == "w4a8_mxfp4_mxfp8"]
+        found |= dict(experts(own, ops))
+        versions[f"moe of w4a8_mxfp4_mxfp8 by {_LENDER}"] = version
+    for name in [name for name in found if name.startswith("experts-int4_wo")]:
+        del found[name]
+    path = data_folder() / system / "moe" / "vllm" / _MARLIN / "moe_perf.parquet"
+    if path.exists():
+        import pandas as pd
+
+        table = pd.read_parquet(path)
+        found |= dict(experts(table[table.moe_dtype == "int4_wo"], ops))
+        versions["moe of int4_wo"] = _MARLIN
+
+
+def surfaces_of(gpu_name: str, engine: str) -> SurfaceFile | None:
+    """All surfaces of one engine on one GPU; None without tables."""
+    gpu, system = lookup_gpu(gpu_name), SYSTEMS[gpu_name]
+    ops = Ops(gpu, kernels_of(gpu), 2)
+    found: dict[str, Surface] = {}
+    versions: dict[str, str] = {}
+    families: tuple[tuple[str, str, Callable[[Any], Iterator[tuple[str, Surface]]]], ...] = (
+        ("gemm", "gemm_perf", lambda table: products(gpu, table, ops)),
+        ("moe", "moe_perf", lambda table: experts(table, ops)),
+        ("attention", "context_attention_perf", lambda table: prompts(gpu, table)),
+        ("attention", "generation_attention_perf", lambda table: decodes(gpu, table)),
+        ("comm", "custom_allreduce_perf", lambda table: all_reduces(gpu, table)),
+    )
+    for family, name, make in families:
+        table, version = _table(system, family, engine, name)
+        if table is not None:
+            found |= dict(make(table))
+            versions[family] = version
+    if engine == "trtllm":
+        found = {name: one for name, one in found.items() if name not in _EAGER}
+    if engine == "vllm":
+        _borrow(system, gpu, ops, found, versions)
+    if not found:
+        return None
+    told = ", ".join(f"{family} {version}" for family, version in versions.items())
+    origin = f"aiconfigurator-core 0.12.0 (Apache-2.0), {system}, {engine}: {told}"
+    return SurfaceFile(origin=origin, gpu=gpu.name, engine=ENGINES[engine], surfaces=found)
+
+
+def write_surfaces(gpus: Sequence[str], folder: Path = FOLDER) -> None:
+    """Make and write the files."""
+    folder.mkdir(exist_ok=True)
+    for gpu in gpus:
+        for engine, ours in ENGINES.items():
+            file = surfaces_of(gpu, engine)
+            if file is None:
+                continue
+            path = folder / f"{lookup_gpu(gpu).name}.{ours}.json"
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=0) + b"\n")
+            print(path.name, path.stat().st_size, sorted(file.surfaces), file=sys.stderr)

@@ -1,0 +1,242 @@
+"""What each iteration, stage and layer should have taken.
+
+Restates the linear cost (docs/reference/config.md, `[latency]`): each pipeline stage takes base +
+new tokens x per token + tokens before x per context token, to the nearest nanosecond, or tokens /
+rate for a batch of prompts where a rate is given. A straggler multiplies it, a pause adds to it.
+For other backends: equal batches on equal replicas take equally long, and within the bounds that
+memory and arithmetic of the GPU set (the roofline, dense models).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from emu.apps.chaos.truth.seats import Seat
+from emu.apps.chaos.truth.tape import Record, Tape
+from emu.apps.chaos.truth.windows import Windows
+
+_SLACK_NS: Final = 2
+_LEAST: Final = 0.9
+_MOST: Final = 10
+_HOST_NS: Final = 100_000_000
+"""What hosts, launches and collectives may add to what GPUs take by their published peaks."""
+Key = tuple[int, int, int]
+"""Replica, life, batch."""
+
+
+class Iterations:
+    """All batches of a run."""
+
+    def __init__(self, tape: Tape, windows: Windows) -> None:
+        self._tape = tape
+        self._windows = windows
+        self._open: dict[tuple[int, int], Record] = {}
+        self._began: dict[tuple[int, int], Record] = {}
+        self._layers: dict[tuple[int, int], int] = {}
+        self._free_ns: dict[tuple[int, int], int] = {}
+        """When each stage of a replica is free again."""
+        self._seen: dict[Any, float] = {}
+
+    def judge(self) -> None:
+        """Every iteration took what it should have."""
+        for record in self._tape.records:
+            event = record["event"]
+            if event == "batch":
+                key = record["replica"], record["batch"]
+                self._open[key] = record
+                self._began.pop(key, None)
+                self._layers.pop(key, None)
+            elif event == "began":
+                self._began[record["replica"], record["batch"]] = record
+            elif event == "layer":
+                self._layer(record)
+            elif event == "ran":
+                self._ran(record)
+            elif event == "state" and record["to"] == "failed":
+                self._forget(record["replica"])
+
+    def _forget(self, replica: int) -> None:
+        for key in [key for key in self._open if key[0] == replica]:
+            del self._open[key]
+        for stage in [key for key in self._free_ns if key[0] == replica]:
+            del self._free_ns[stage]
+
+    def _ran(self, ran: Record) -> None:
+        tape, key = self._tape, (ran["replica"], ran["batch"])
+        if key[1] < 0:  # it only keeps pace with a group, but is on the stages
+            for stage, (_, end_ns) in enumerate(ran.get("stages", ())):
+                self._free_ns[key[0], stage] = end_ns
+            return
+        formed = self._open.pop(key, None)
+        tape.count("layers")
+        if formed is None:
+            tape.say(f"T2: batch {key[1]} of replica {key[0]} ended, and was never formed")
+            return
+        began = self._began.pop(key, None)
+        layers = self._layers.pop(key, 0)
+        seat = tape.seats[key[0]]
+        if layers:
+            tape.count("layers")
+            if layers != seat.layers:
+                tape.say(f"T2: batch {key[1]} of replica {key[0]} ran {layers} layers")
+            return
+        if "stages" in ran:
+            self._stages(seat, formed, began, ran)
+            return
+        start_ns = ran["start_ns"] if began is None else began["at_ns"]
+        is_relayed = "first_layer" in formed or ran["start_ns"] != formed["at_ns"]
+        tape.count("layers")
+        if is_relayed and tape.config.autoscale is None and not tape.config.commands:
+            tape.say(f"T2: batch {key[1]} of replica {key[0]} began at {start_ns} ns, after a wait")
+        took_ns = ran["at_ns"] - start_ns
+        took_ns -= self._windows.stood_ns(seat.replica, start_ns, ran["at_ns"])
+        took_ns -= 0 if began is None else began.get("wait_ns", 0)
+        first = formed.get("first_layer", 0)
+        self._compare(seat, formed, began, start_ns, took_ns, first)
+
+    def _stages(self, seat: Seat, formed: Record, began: Record | None, ran: Record) -> None:
+        """Stages in a row, each first in, first out, each as long as its part."""
+        ready_ns = formed["at_ns"] if began is None else began["at_ns"]
+        launched_ns = ready_ns
+        wait_ns = 0 if began is None else began.get("wait_ns", 0)
+        for stage, (start_ns, end_ns) in enumerate(ran["stages"]):
+            place = (seat.replica, stage)
+            due_ns = max(ready_ns, self._free_ns.get(place, 0))
+            self._tape.count("stage_order")
+            if start_ns != due_ns and not self._windows.stood_ns(seat.replica, launched_ns, end_ns):
+                self._tape.say(
+                    f"T2: batch {ran['batch']} of replica {seat.replica} enters stage {stage} at "
+                    f"{start_ns} ns, should at {due_ns} ns"
+                )
+            self._free_ns[place] = ready_ns = end_ns
+            took_ns = end_ns - start_ns
+            took_ns -= self._windows.stood_ns(seat.replica, start_ns, end_ns)
+            took_ns -= wait_ns // seat.stages + (stage < wait_ns % seat.stages)
+            self._compare(seat, formed, began, launched_ns, took_ns, 0, stage)
+
+    def _layer(self, record: Record) -> None:
+        """A layer takes its part of the whole."""
+        tape, key = self._tape, (record["replica"], record["batch"])
+        formed = self._open.get(key)
+        seat = tape.seats[key[0]]
+        tape.count("layer_order")
+        if formed is None:
+            tape.say(f"T2: a layer of batch {key[1]} of replica {key[0]}, which is not there")
+            return
+        done = self._layers.get(key, 0)
+        tape.count("layer_order")
+        if record["layer"] != done:
+            tape.say(
+                f"T2: batch {key[1]} of replica {key[0]} ran layer {record['layer']} of {done}"
+            )
+        self._layers[key] = done + 1
+        whole_ps = whole_cost_ps(seat, formed["members"], None)
+        if whole_ps is None:
+            return
+        start_ns, end_ns = record["start_ns"], record["at_ns"]
+        due_ns = whole_ps * seat.stages / 1000 / seat.layers
+        due_ns *= self._windows.factor(seat.replica, start_ns)
+        took_ns = end_ns - start_ns - self._windows.stood_ns(seat.replica, start_ns, end_ns)
+        at_edge = self._windows.is_edge(seat.replica, start_ns)
+        tape.count("layer_order")
+        if abs(took_ns - max(1, due_ns)) > _SLACK_NS + 1e-6 * due_ns and not at_edge:
+            tape.say(
+                f"T2: layer {record['layer']} of batch {key[1]} of replica {key[0]} took "
+                f"{took_ns} ns, should {due_ns:.0f} ns"
+            )
+
+    def _compare(
+        self,
+        seat: Seat,
+        formed: Record,
+        began: Record | None,
+        start_ns: int,
+        took_ns: int,
+        first_layer: int,
+        stage: int = -1,
+    ) -> None:
+        tape = self._tape
+        chunks = None if began is None else began.get("chunks")
+        whole_ps = whole_cost_ps(seat, formed["members"], chunks)
+        factor = self._windows.factor(seat.replica, start_ns)
+        at_edge = self._windows.is_edge(seat.replica, start_ns)
+        where = f"batch {formed['batch']} of replica {seat.replica} at {start_ns} ns"
+        if whole_ps is None:
+            self._alike(seat, formed, took_ns, factor, stage, where, at_edge or first_layer > 0)
+            return
+        part_ps = whole_ps * (seat.layers - first_layer) // seat.layers
+        due_ns = max(1, (part_ps + 500) // 1000)
+        if stage < 0:
+            due_ns *= seat.stages
+        if factor != 1.0:
+            due_ns = int(due_ns * factor)
+        slack_ns = 0 if factor == 1.0 and not first_layer else _SLACK_NS + 1e-9 * due_ns
+        tape.count("linear_cost")
+        if abs(took_ns - due_ns) > slack_ns and not at_edge:
+            tape.say(f"T2: {where} took {took_ns} ns, should {due_ns} ns")
+
+    def _alike(
+        self,
+        seat: Seat,
+        formed: Record,
+        took_ns: int,
+        factor: float,
+        stage: int,
+        where: str,
+        is_unsure: bool,
+    ) -> None:
+        """Equal batches on equal replicas take equally long, whatever the backend."""
+        varies = seat.latency.jitter or not seat.latency.warm_up
+        if is_unsure or not seat.is_plain or seat.group or varies:
+            return
+        members = sorted((before, new) for _, before, new in formed["members"])
+        shape = (tuple(members), tuple(formed.get("verified", ())), stage)
+        kind = (seat.served, seat.tensor_parallel, seat.stages, seat.place, repr(seat.latency))
+        normal_ns = took_ns / factor
+        known_ns = self._seen.setdefault((kind, repr(seat.scheduler), shape), normal_ns)
+        self._tape.count("equal_batches")
+        if abs(normal_ns - known_ns) > _SLACK_NS:
+            self._tape.say(
+                f"T2: {where} took {took_ns} ns (slower by {factor:g}), an equal one {known_ns:.0f}"
+            )
+        if stage < 0:
+            self._physics(seat, formed, normal_ns, where)
+
+    def _physics(self, seat: Seat, formed: Record, took_ns: float, where: str) -> None:
+        """All weights are read and all products computed: no faster, nor very much slower."""
+        if not seat.layer_bytes or seat.latency.backend != "roofline":
+            return
+        new = sum(member[2] for member in formed["members"])
+        read_ns = seat.layer_bytes / seat.memory_rate
+        compute_ns = seat.layer_bytes * new / seat.flop_rate
+        kept = sum(before + tokens for _, before, tokens in formed["members"])
+        kv_ns = kept * seat.kv_token_bytes / seat.memory_rate
+        most_ns = _MOST * (read_ns + compute_ns + kv_ns) + _HOST_NS
+        self._tape.count("roofline_bound")
+        if not max(read_ns, compute_ns) * _LEAST <= took_ns <= most_ns:
+            self._tape.say(
+                f"T2: {where} took {took_ns:.0f} ns; weights alone take {read_ns:.0f} ns to read, "
+                f"{compute_ns:.0f} ns to compute"
+            )
+
+
+def whole_cost_ps(
+    seat: Seat,
+    members: list[list[int]],
+    chunks: list[list[int]] | None,
+) -> int | None:
+    """What all layers of one stage take, in ps; None where the rule is not restated."""
+    table = seat.latency
+    if table.backend != "linear" or not seat.is_plain:
+        return None
+    new = sum(member[2] for member in members)
+    context = sum(member[1] for member in members)
+    for row, before, tokens in chunks or ():  # what a tier has lost is computed after all
+        was = next(member for member in members if member[0] == row)
+        new += tokens - was[2]
+        context += before - was[1]
+    singles = any(member[2] == 1 for member in members)
+    if table.prefill_tokens_per_s and not singles:
+        return int(new * round(1e12 / table.prefill_tokens_per_s))
+    base, token, before = table.base_us, table.per_token_us, table.per_context_token_us
+    return int(round(base * 1e6) + new * round(token * 1e6) + context * round(before * 1e6))

@@ -1,0 +1,70 @@
+"""All judges of a run, one after the other: a second, slow model of what it should have been."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from emu.apps.chaos.truth.choices import Choices
+from emu.apps.chaos.truth.clients import Clients
+from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
+from emu.apps.chaos.truth.costs import Iterations
+from emu.apps.chaos.truth.deadlines import Deadlines
+from emu.apps.chaos.truth.fair import Fair
+from emu.apps.chaos.truth.figures import Figures
+from emu.apps.chaos.truth.handover import Handover
+from emu.apps.chaos.truth.planners import Planners
+from emu.apps.chaos.truth.power import Power
+from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
+from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
+from emu.apps.chaos.truth.routes import Routes
+from emu.apps.chaos.truth.routing import Routing
+from emu.apps.chaos.truth.seats import seats_of
+from emu.apps.chaos.truth.tape import Record, Tape
+from emu.apps.chaos.truth.transfers import Transfers
+from emu.apps.chaos.truth.waves import Waves
+from emu.apps.chaos.truth.windows import Windows
+from emu.cluster.plan import Plan
+from emu.config.schema import Config
+
+
+class Written(NamedTuple):
+    """What went in and came out of a run, beside its history."""
+
+    lines: Sequence[Record]
+    """Of the workload; none = it was made from distributions, or read from the user's own file."""
+    rows: Sequence[Mapping[str, str]]
+    """Of requests.csv."""
+    summary: Mapping[str, Any]
+
+
+def truth_of(
+    config: Config, plan: Plan, records: Sequence[Record], written: Written | None = None
+) -> Tape:
+    """Judge a complete, stepped run; what is wrong, and how often each rule was asked."""
+    tape = Tape(config, seats_of(plan), records)
+    windows = Windows(tape)
+    windows.judge()
+    Iterations(tape, windows).judge()
+    Waves(tape).judge()
+    Transfers(tape, windows).judge()
+    Routes(tape).judge()
+    Choices(tape).judge()
+    Fair(tape).judge()
+    Routing(tape).judge()
+    Handover(tape).judge()
+    judge_rejections(tape)
+    judge_rebalancing(tape)
+    judge_returns(tape)
+    judge_loads(tape)
+    judge_clients(tape)
+    judge_live_moves(tape)
+    judge_host_copies(tape)
+    Planners(tape).judge()
+    Deadlines(tape).judge()
+    if written is not None:
+        Figures(tape).judge(written.rows, written.summary)
+        Power(tape).judge(written.rows, written.summary)
+        if written.lines:
+            Clients(tape, windows, written.lines).judge(written.rows)
+    return tape

@@ -1,0 +1,129 @@
+"""Routing: in turn, or to the replica with the least to do.
+
+Restates `[router]` of docs/reference/config.md for the policies that need no random numbers and
+no look into a cache. The loads are counted here, from what was queued, began, was preempted,
+ended and moved.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from emu.apps.chaos.truth.tape import Record, Tape
+from emu.config.schema import LeastOutstandingTable, LoadTable, RoundRobinTable, RouterTable
+
+_TAKES: Final = ("colocated", "prefill")
+_WEIGHTS: Final = {LoadTable: (4, 1), LeastOutstandingTable: (1, 1)}
+"""Of a request that waits, and of one that runs."""
+
+
+class Routing:
+    """All choices of the routers of one run."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._states = {seat.replica: seat.role for seat in tape.seats}
+        self._waiting: dict[int, set[int]] = defaultdict(set)
+        self._running: dict[int, set[int]] = defaultdict(set)
+        self._last: dict[str, int] = {}
+        """The replica that came last in its turn, by model."""
+        self._queued_rows: set[int] = set()
+        self._turned_ns = -1
+        """When a replica changed its state last."""
+
+    def judge(self) -> None:
+        """Replay where requests were."""
+        router = self._tape.config.router
+        if type(router) not in (RoundRobinTable, *_WEIGHTS) or router.signal_delay_ms:
+            return
+        self._tape.replay(
+            {
+                "state": self._state,
+                "ended": self._ended,
+                "lost": self._lost,
+                "routed": self._lost,
+                "migrated": self._migrated,
+                "batch": self._batch,
+                "tokens": self._tokens,
+                "queued": self._queued,
+            }
+        )
+
+    def _state(self, record: Record) -> None:
+        replica = record["replica"]
+        self._states[replica] = record["to"]
+        self._turned_ns = record["at_ns"]
+        if record["to"] in ("failed", "inactive"):
+            self._waiting[replica].clear()
+            self._running[replica].clear()
+
+    def _ended(self, record: Record) -> None:
+        if record["row"] not in self._queued_rows:
+            self._last.clear()  # a replica that refuses a request has had its turn
+        self._leave(record["row"])
+
+    def _lost(self, record: Record) -> None:
+        self._leave(record["row"])
+
+    def _migrated(self, record: Record) -> None:
+        for row in record["rows"]:
+            self._leave(row)
+            self._running[record["destination"]].add(row)
+
+    def _leave(self, row: int) -> None:
+        for its in (self._waiting, self._running):
+            for rows in its.values():
+                rows.discard(row)
+
+    def _batch(self, record: Record) -> None:
+        replica = record["replica"]
+        for row, _, _ in record["members"]:
+            self._waiting[replica].discard(row)
+            self._running[replica].add(row)
+        for row in record.get("preempted", ()):
+            self._running[replica].discard(row)
+            self._waiting[replica].add(row)
+
+    def _tokens(self, record: Record) -> None:
+        replica = record["replica"]
+        if "prefill" in self._states[replica]:
+            for row in record["rows"]:  # its prompt is done, and its KV waits to leave
+                self._running[replica].discard(row)
+
+    def _queued(self, record: Record) -> None:
+        replica, row = record["replica"], record["row"]
+        served = self._tape.seats[replica].served
+        open_ = [
+            seat.replica
+            for seat in self._tape.seats
+            if seat.served == served and self._states[seat.replica] in _TAKES
+        ]
+        policy = type(self._tape.config.router)
+        where = f"row {row} goes to replica {replica} at {record['at_ns']} ns"
+        if self._turned_ns == record["at_ns"] or replica not in open_:
+            pass  # what took prompts at that moment is not told
+        elif policy is RoundRobinTable and len(open_) > 1:
+            last = self._last.get(served, -1)
+            due = min((other for other in open_ if other > last), default=open_[0])
+            self._tape.count("turns")
+            if replica != due and served in self._last:
+                self._tape.say(f"T5: {where}, it is the turn of {due}")
+        elif policy in _WEIGHTS:
+            self._least(policy, replica, open_, where)
+        if len(open_) > 1:
+            self._last[served] = replica
+        self._leave(row)
+        self._queued_rows.add(row)
+        self._waiting[replica].add(row)
+
+    def _least(self, policy: type[RouterTable], replica: int, open_: list[int], where: str) -> None:
+        each, running = _WEIGHTS[policy]
+        loads = {
+            other: each * len(self._waiting[other]) + running * len(self._running[other])
+            for other in open_
+        }
+        best = min(open_, key=lambda other: (loads[other], other))
+        self._tape.count("least_loaded")
+        if replica != best:
+            self._tape.say(f"T5: {where}, {best} has the least to do: {loads}")

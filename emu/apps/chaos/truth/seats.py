@@ -1,0 +1,159 @@
+"""Where replicas are and what they have, without anything that the engine computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from emu.cluster.plan import Plan, ReplicaPlan
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """One replica, as it was placed."""
+
+    replica: int
+    role: str
+    gpus: tuple[int, ...]
+    machine: int
+    tensor_parallel: int
+    stages: int
+    blocks: int
+    layers: int
+    kv_token_bytes: int
+    rank_bytes: int
+    """Weights of one rank by the model's shape; 0 = not restated."""
+    layer_bytes: int
+    """The part of them that every token passes, at two bytes a weight; 0 = not restated."""
+    place: tuple[str, int, int]
+    """GPU, table of `[[nodes]]`, and over how many machines it spreads."""
+    memory_rate: float
+    """Of one GPU, bytes per nanosecond."""
+    flop_rate: float
+    """Of one GPU at sixteen bits, operations per nanosecond."""
+    max_tokens: int
+    latency: Any
+    """Its `[latency]` table."""
+    scheduler: Any
+    """Its `[scheduler]` table."""
+    group: str
+    """Its data-parallel group, or none."""
+    served: str
+    """The name of its model."""
+    is_plain: bool
+    """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
+    passes_over: bool
+    """Its scheduler may take a request from behind one that cannot be held (blocks, adapters)."""
+    is_hybrid: bool
+    """Some layers keep states, or a window: hits and pieces end where those do."""
+    is_ahead: bool
+    """Its engine forms each batch while the one before it runs."""
+    is_offloaded: bool
+    """Weights or attention are in the memory of the machine."""
+    token_flops: tuple[int, int, int]
+    """Operations for a token, a pair of tokens, a token that comes out; 0 = not restated."""
+
+
+def seats_of(plan: Plan) -> list[Seat]:
+    """Where replicas are and what they have, without anything that the engine computes."""
+    tables = [i for i, node in enumerate(plan.config.nodes) for _ in range(node.count)]
+    return [
+        Seat(
+            replica=replica.replica_id,
+            role=replica.role,
+            gpus=replica.gpus,
+            machine=replica.machine,
+            tensor_parallel=replica.tensor_parallel,
+            stages=replica.pipeline_parallel,
+            blocks=replica.num_blocks,
+            layers=replica.model.layers,
+            kv_token_bytes=replica.kv_bytes_per_token,
+            rank_bytes=_rank_bytes(replica),
+            layer_bytes=_layer_bytes(replica),
+            place=(replica.gpu.name, tables[replica.machine], len(_machines(replica, plan))),
+            memory_rate=replica.gpu.memory_gbytes_per_s,
+            flop_rate=replica.gpu.tflops_fp16 * 1e3,
+            max_tokens=replica.max_model_tokens,
+            latency=replica.latency,
+            scheduler=replica.scheduler,
+            group=replica.data_parallel_group,
+            served=replica.served,
+            is_plain=not replica.latency_context(plan.config).parts
+            and replica.model.tower is None
+            and replica.placement is None,
+            passes_over=_passes_over(replica),
+            is_hybrid=replica.kv_layout is not None,
+            is_ahead=replica.schedules_ahead,
+            is_offloaded=replica.placement is not None or replica.latency.attention_offload,
+            token_flops=_token_flops(replica),
+        )
+        for replica in plan.replicas
+    ]
+
+
+def _passes_over(replica: ReplicaPlan) -> bool:
+    table = msgspec.structs.asdict(replica.scheduler)
+    return bool(table.get("skip_blocked") or table.get("enable_lora"))
+
+
+def _machines(replica: ReplicaPlan, plan: Plan) -> set[int]:
+    """Where its GPUs are, counted through the tables."""
+    machine_of = [
+        machine
+        for machine, gpus in enumerate(n.gpus for n in plan.config.nodes for _ in range(n.count))
+        for _ in range(gpus)
+    ]
+    return {machine_of[gpu] for gpu in replica.gpus}
+
+
+def _is_dense(replica: ReplicaPlan) -> bool:
+    model = replica.model
+    is_odd = model.experts or model.latent or model.special_layers or model.tower
+    return not (is_odd or model.linear_dtype or replica.pipeline_parallel > 1)
+
+
+def _width(replica: ReplicaPlan) -> int:
+    """Bytes of a weight; 0 = packed in some way."""
+    dtype = replica.model.dtype if replica.dtype == "auto" else replica.dtype
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 0)
+
+
+def _layer_weights(replica: ReplicaPlan) -> int:
+    """Matrices of all layers on one rank, in whole numbers."""
+    model, ranks = replica.model, replica.tensor_parallel
+    heads = -(-model.heads // ranks) + max(1, -(-model.kv_heads // ranks))
+    attention = 2 * model.hidden * heads * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * -(-model.ffn // ranks)
+    return model.layers * (attention + mlp)
+
+
+def _layer_bytes(replica: ReplicaPlan) -> int:
+    is_half = _is_dense(replica) and _width(replica) == 2
+    return 2 * _layer_weights(replica) if is_half else 0
+
+
+def _rank_bytes(replica: ReplicaPlan) -> int:
+    """Matrices of a dense model, split over the ranks; norms are nothing to it."""
+    model, ranks = replica.model, replica.tensor_parallel
+    if not _is_dense(replica):
+        return 0
+    words = (1 if model.tied_embeddings else 2) * -(-model.vocab // ranks) + model.position_rows
+    return _width(replica) * (_layer_weights(replica) + words * model.hidden)
+
+
+def _token_flops(replica: ReplicaPlan) -> tuple[int, int, int]:
+    """Operations for a token, for a pair of tokens, and for the token that comes out.
+
+    Not restated are layers that limit what a token sees.
+    """
+    model = replica.model
+    seen = [model.layer(index).attention for index in range(model.layers)]
+    is_limited = any(kind is None or kind.window_tokens or kind.chunk_tokens for kind in seen)
+    if is_limited or not _is_dense(replica):
+        return 0, 0, 0
+    attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn
+    pair = 2 * model.heads * 2 * model.head_dim
+    each = model.layers
+    return 2 * each * (attention + mlp), each * pair, 2 * model.vocab * model.hidden

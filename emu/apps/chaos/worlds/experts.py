@@ -1,0 +1,109 @@
+"""Worlds of one group that shares experts, and of what `[engine]` and `[recovery]` say of it.
+
+One wide world in thirty, by a stream of its own, so that all others stay. Ranks are lost while the
+group stalls for another, come back while it does, and are too many to go on without.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.faults import fault_on
+from emu.rng import rng_stream
+
+SHARE: Final = 1 / 30
+"""Of wide worlds."""
+_FAULTS: Final = (
+    *("gpu_crash", "gpu_crash", "gpu_crash", "replica_crash", "replica_restart"),
+    *("pause", "straggler", "node_crash", "kv_shrink", "freeze"),
+)
+
+
+def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
+    """The tables, lines and faults of such a world; None for most seeds."""
+    rng = rng_stream(seed, "chaos shared experts")
+    if not chance(rng, SHARE):
+        return None
+    members = int(pick(rng, (2, 4, 8)))
+    tables: Tables = {
+        "seed": seed,
+        "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
+        "engine": _engine(rng, members),
+        "scheduler": {"prefix_caching": chance(rng, 0.3)},
+        "replicas": [{"count": members, "expert_parallel": members, "data_parallel_group": "a"}],
+        "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 4, "count": -(-members // 4)}],
+        "network": {},
+        "workload": {"oversized": "reject"},
+        "recovery": {},
+    }
+    if chance(rng, 0.8):
+        tables["recovery"] = {
+            "ep_fault": "mask",
+            "ep_detect_s": float(pick(rng, (0.0, 0.01, 0.2, 2.0))),
+            "ep_agree_s": float(pick(rng, (0.0, 0.05))),
+            "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
+        }
+    if members == 8 and chance(rng, 0.4):
+        _draft(rng, tables)
+    elif chance(rng, 0.2):  # states beside attention
+        tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+        tables["nodes"][0]["gpu"] = "GB200"
+    return tables, _lines(rng), _faults(rng, members)
+
+
+def _draft(rng: Rng, tables: Tables) -> None:
+    """A larger model, which has layers for multi-token prediction."""
+    tables["model"] = {"name": "deepseek-ai/DeepSeek-V3", "max_model_tokens": 4096}
+    tables["nodes"][0]["gpu"] = "GB200"
+    tables["scheduler"]["speculative_config"] = {
+        "method": "mtp",
+        "num_speculative_tokens": int(pick(rng, (1, 3))),
+        "text": pick(rng, ("mixed", "math", "code", "story")),
+    }
+
+
+def _engine(rng: Rng, members: int) -> Tables:
+    """How the group shares its 64 experts."""
+    all2all = pick(rng, ("deepep", "deepep", "mnnvl", "allgather_reducescatter"))
+    overlaps = {
+        "deepep": ("none", "two_batch", "single_batch"),
+        "mnnvl": ("none", "single_batch"),
+        "allgather_reducescatter": ("none",),
+    }
+    engine: Tables = {
+        "all2all": all2all,
+        "overlap": pick(rng, overlaps[all2all]),
+        "expert_popularity": pick(rng, ("uniform", "lognormal:1", "lognormal:2", "zipf:0.7")),
+        "redundant_experts": int(pick(rng, (0, 8, 64))),
+    }
+    if chance(rng, 0.4):
+        engine["eplb_interval_s"] = float(pick(rng, (0.05, 0.5)))
+        engine["expert_drift_s"] = float(pick(rng, (0.0, 1.0)))
+    return engine
+
+
+def _lines(rng: Rng) -> list[Tables]:
+    """Two waves of requests."""
+    lines = [
+        {
+            "arrival_time_ns": round(begin_s * 1e9) + index * 2_000_000,
+            "input_toks": int(rng.integers(1, 900)),
+            "output_toks": int(pick(rng, (1, 2, 20, 150))),
+        }
+        for begin_s in (0.0, float(pick(rng, (0.1, 0.5, 3.0))))
+        for index in range(int(rng.integers(4, 30)))
+    ]
+    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+
+
+def _faults(rng: Rng, members: int) -> list[Tables]:
+    """Losses close to each other."""
+    found = []
+    for _ in range(int(rng.integers(0, 6))):
+        at_s = float(pick(rng, (0.02, 0.1, 0.11, 0.3, 0.6, 2.5)))
+        member = int(rng.integers(members))
+        fault = fault_on(rng, pick(rng, _FAULTS), at_s, member, [member], gpus=4)
+        if fault is not None:
+            found.append(fault)
+    return sorted(found, key=lambda fault: float(fault["at_s"]))

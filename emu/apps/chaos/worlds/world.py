@@ -1,0 +1,106 @@
+"""Random worlds: a cluster, policies, a workload and faults, all drawn from one seed.
+
+Swarm testing: each world switches a random part of the possibilities off and gives the rest
+different weights, because uniform mixes cancel themselves out. Delays come from few values, so that
+things often happen at the same instant. Worlds are small: some thousand events.
+
+A world is a configuration as plain tables plus the lines of its workload, so that any of them can
+be written down as a file. Streams are separate: faults do not change the cluster or the requests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from emu.apps.chaos.worlds.cluster import draw_cluster
+from emu.apps.chaos.worlds.drawing import Tables, chance, pick
+from emu.apps.chaos.worlds.engines import draw_engines
+from emu.apps.chaos.worlds.experts import draw_shared_experts
+from emu.apps.chaos.worlds.faults import draw_faults, ground_of
+from emu.apps.chaos.worlds.models import draw_models
+from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
+from emu.apps.chaos.worlds.pressed import draw_pressed
+from emu.apps.chaos.worlds.requests import draw_lines
+from emu.apps.chaos.worlds.scenes import draw_rare
+from emu.apps.chaos.worlds.wide import draw_wide
+from emu.config.kinds import KINDS, Struct
+from emu.config.rules import drop_idle
+from emu.config.schema import RouterTable
+from emu.config.tables import tag_of
+from emu.rng import rng_stream
+
+KINDS_OF_CLUSTER: Final = (
+    *["colocated"] * 3,
+    "group",
+    *["pool"] * 2,
+    *["roles"] * 5,
+    *["scaled"] * 5,
+)
+"""Colocated: fixed, in a data-parallel group, scaled as a pool. Split: fixed, scaled."""
+
+
+class World(msgspec.Struct):
+    """A configuration and its workload."""
+
+    tables: Tables
+    lines: list[Tables]
+    heals: bool
+    """Every fault ends and every replica comes back: all requests must end soon after that."""
+
+
+def is_newer(kind: Struct) -> bool:
+    """A router that is drawn by a stream of its own, so that worlds without it stay the same."""
+    return issubclass(kind, RouterTable) and tag_of(kind) not in ROUTERS and not kind.asks
+
+
+def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World:
+    """The world of a seed.
+
+    `wide`: also keys that plain worlds leave at their defaults (`wide.py`); tests that change
+    a world's model, policy or costs take a plain one.
+    """
+    rare = (draw_shared_experts(seed) or draw_rare(seed)) if wide else None
+    if rare is not None:
+        tables, lines, faults = rare
+        own = tables.get("recovery", {})
+        heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
+        tables["recovery"] |= own
+        drop_idle(tables)
+        return World(tables | {"faults": faults}, lines, heals)
+    pressed = draw_pressed(seed) if wide else None
+    if pressed is not None:
+        tables, lines = pressed
+        heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
+        drop_idle(tables)
+        return World(tables, lines, heals)
+    rng = rng_stream(seed, "chaos world")
+    tables = {"seed": seed}
+    kind = pick(rng, KINDS_OF_CLUSTER)
+    draw_cluster(rng, tables, kind)
+    draw_policies(rng, tables, kind)
+    lines = draw_lines(rng_stream(seed, "chaos workload"), requests_max, tables)
+    draw_models(seed, tables, lines)
+    heals = draw_recovery(rng, tables)
+    span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
+    if wide:
+        span_s = draw_wide(seed, tables, lines)
+    if tables.get("autoscale", {}).get("loader") in ("disk", "cache"):
+        # Weights that never come from a disk in time would be loaded for ever.
+        tables["recovery"]["load_deadline_s"] *= 4
+    if "models" in tables and "autoscale" in tables:
+        # What is left of a fleet may be too little for the least that each model is to have.
+        heals = tables["recovery"]["replace"] = True
+    newer = [name for name, kind in KINDS[RouterTable].kinds.items() if is_newer(kind)]
+    later = rng_stream(seed, "chaos routers")
+    if newer and chance(later, 0.2):
+        tables["router"]["policy"] = pick(later, newer)
+    drop_idle(tables)
+    ground = ground_of(tables, heals=heals)
+    faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
+    if faults:
+        tables["faults"] = faults
+    if wide:
+        draw_engines(seed, tables)
+    return World(tables, lines, heals)

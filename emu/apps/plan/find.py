@@ -1,0 +1,420 @@
+"""From a question to its answer: what is tried, in what order, and what is told of it.
+
+    answer = find_cluster(question, Path("runs/plan"), options)
+    answer.rows[0]              # the cheapest cluster that meets all objectives with the confidence
+
+1. Arithmetic gives each layout a place to begin, and rules out what cannot meet (`pace.py`).
+2. A search with short runs and the engine as it is orders the layouts.
+3. Long runs in drawn worlds find the cheapest cluster that meets in half of them, then the one that
+   meets with the confidence; then survivors.
+
+Runs go through the store and the pool of sweeps: an interrupted plan goes on where it was, and
+the answer does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.apps.plan.answer import Answer, Bound, Ranked, Reading
+from emu.apps.plan.costs import costs_of
+from emu.apps.plan.doubt import Doubt, engine_part, interval_of, measure_of
+from emu.apps.plan.headroom import headroom
+from emu.apps.plan.intervals import intervals_of
+from emu.apps.plan.layouts import Candidate, Layout, guessed_cost, layouts_of
+from emu.apps.plan.pace import Loads
+from emu.apps.plan.question import Objective, Question
+from emu.apps.plan.scaled import NOT_SCALED, SPAN
+from emu.apps.plan.spans import Spans, spans_of
+from emu.apps.plan.survive import Fate, Survival
+from emu.apps.plan.tables import (
+    base_config,
+    checked_config,
+    checked_tables,
+    loads_of,
+    model_of,
+    set_rate,
+    types_told,
+)
+from emu.apps.plan.traffic import SOURCE
+from emu.apps.plan.trials import Judge, Trials, search_all, search_scaled
+from emu.apps.plan.worlds import Worlds
+from emu.apps.shared.points import Base, Driver, point_pool, point_store
+from emu.apps.shared.watching import Watch
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
+from emu.config.names import toml_text
+from emu.errors import InputError, RunError
+from emu.options.shared import Workers
+from emu.report.atomic import write_text
+from emu.report.intervals import mean_of
+from emu.runs.engine_lines import spread, typical
+from emu.workload.opened import open_workload
+
+NEAR: Final = 1.5
+"""Layouts whose best cluster costs more than so many times the best of all, with the engine as it
+is, are not looked at further."""
+_LOW: Final = 0.8
+_HIGH: Final = 1.5
+"""Where clusters that meet lie, as parts of what arithmetic says."""
+Say = Callable[[list[Bound]], None]
+
+
+class Finding:
+    """One question on its way to its answer."""
+
+    def __init__(self, question: Question, directory: Path) -> None:
+        """Reads the traffic and does the arithmetic. Raises InputError; RunError if no cluster can
+        meet."""
+        self.question = question
+        self.directory = directory
+        self.plain = base_config(question)
+        config = checked_config(self.plain, question.settings)
+        self.spec = model_of(question)
+        workload = open_workload(
+            config.workload, base_dir=Path(), seed=question.seeds[0], config_source=SOURCE
+        )
+        rate = set_rate(self.plain, question, workload)
+        self.loads: Loads = loads_of(workload, question, rate)
+        self.worlds = Worlds(question, self.plain, directory)
+        self.worlds.model = self.spec if config.latency.backend == "roofline" else None
+        self.worlds.rate_per_s, self.worlds.span_s = rate, self.loads.span_s
+        self.layouts, self.refused = layouts_of(
+            question,
+            self.spec,
+            self.loads,
+            self.worlds,
+            utilization=config.scheduler.gpu_memory_utilization,
+        )
+        if not self.layouts:
+            raise _impossible(self.refused)
+        self.worlds.spans = self._spans()
+
+    @property
+    def first(self) -> Judge:
+        """The judge of the search with short runs."""
+        return Judge((self.worlds.first,), 1, "the engine as it is")
+
+    def bounds(self) -> list[Bound]:
+        """What arithmetic says, of each kind of GPU."""
+        found: dict[str, Layout] = {}
+        for layout in sorted(self.layouts, key=lambda one: (guessed_cost(one), one.label)):
+            found.setdefault(layout.kinds, layout)
+        bounds = []
+        for kinds, layout in found.items():
+            replicas = layout.guess[0] + layout.guess[1]
+            least = max(1, math.floor(_LOW * replicas)) * layout.replica_gpus
+            most = math.ceil(_HIGH * replicas) * layout.replica_gpus
+            bounds.append(Bound(gpu=kinds, label=layout.label, low=least, high=most))
+        return bounds
+
+    def _spans(self) -> Spans:
+        question = self.question
+        if question.has_count:
+            return Spans(question.run_s, question.run_s)
+        pace = self.worlds(self.layouts[0], self.layouts[0].gpu)
+        spans = spans_of(question.objectives, self.loads, pace)
+        if question.run_s:
+            spans = Spans(min(spans.short_s, question.run_s), question.run_s, spans.residence_s)
+        return spans
+
+    def search(self, trials: Trials) -> tuple[Judge, Judge | None]:
+        """Run the search; the judges with the confidence and with one half."""
+        question, worlds = self.question, self.worlds
+        first = self.first
+        starts = [(layout, layout.guess) for layout in self.layouts]
+        search_all(trials, starts, first, span=NEAR)
+        if not worlds.drawn:
+            judge = Judge(tuple(worlds.plain), len(worlds.plain), "every seed")
+            self._near(trials, first, judge)
+            return judge, None
+        count = len(worlds.drawn)
+        half = Judge(tuple(worlds.drawn[: max(1, count // 2)]), math.ceil(count // 2 / 2), "half")
+        needed = math.ceil(question.confidence * count - 1e-9)
+        judge = Judge(tuple(worlds.drawn), needed, f"{100 * question.confidence:g} % of the draws")
+        self._near(trials, first, half)
+        self._near(trials, first, judge)
+        return judge, half
+
+    def _near(self, trials: Trials, first: Judge, judge: Judge) -> None:
+        """The search of a judge, over the layouts that are near the best as the engine is."""
+        starts: dict[Layout, tuple[int, int]] = {}
+        for one in trials.good(first):
+            starts.setdefault(one.layout, (one.prefill, one.decode))
+        if not starts:  # short runs can be too hard: their beginning counts for more
+            starts = {layout: layout.guess for layout in self.layouts}
+        # Survivors may come from a layout that is a little dearer without a spare.
+        span = NEAR if self.question.survive else 1.0
+        if self.question.systems != (NOT_SCALED,):
+            span = SPAN
+        search_all(trials, list(starts.items()), judge, span=span, at_once=1)
+        search_scaled(trials, self.question, judge)
+
+    def ranked(self, trials: Trials, candidate: Candidate, judge: Judge) -> Ranked:
+        """A row of the answer, of what has been run."""
+        layout = candidate.layout
+        gpus_mean = trials.gpus_mean(candidate)
+        cost = trials.cost(candidate)
+        drawn = [w for w in judge.worlds if w.index and (candidate, w) in trials.rows]
+        return Ranked(
+            label=candidate.label,
+            gpu=layout.kinds,
+            gpus=candidate.gpus,
+            cost_per_h=cost,
+            mode=layout.mode,
+            tensor_parallel=layout.tensor_parallel,
+            pipeline_parallel=layout.pipeline_parallel,
+            dtype=layout.dtype,
+            limits=layout.limits,
+            prefill=candidate.prefill if candidate.decode else 0,
+            decode=candidate.decode,
+            replicas=candidate.replicas,
+            system=candidate.scaling.system if candidate.scaling else "",
+            bounds=candidate.bounds,
+            gpus_mean=gpus_mean,
+            worst=trials.worst(candidate, judge),
+            met=trials.met(candidate, judge) if drawn else 0,
+            of=len(drawn),
+            readings=[self._reading(trials, candidate, one, judge) for one in self.objectives],
+            costs=costs_of(
+                candidate,
+                cost,
+                self.loads,
+                self.worlds(layout, layout.gpu),
+                has_prices=self.question.has_prices,
+            ),
+        )
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """Those of the question."""
+        return self.question.objectives
+
+    def _reading(
+        self, trials: Trials, candidate: Candidate, objective: Objective, judge: Judge
+    ) -> Reading:
+        plain = trials.values(candidate, self.worlds.plain, objective)
+        if not plain:  # only looked at with short runs
+            plain = trials.values(candidate, [self.worlds.first], objective)
+        drawn = trials.values(candidate, [w for w in judge.worlds if w.index], objective)
+        mean = mean_of(plain or drawn)
+        half = mean.half
+        low, high = interval_of(drawn)[1:] if drawn else (None, None)
+        return Reading(
+            label=objective.label,
+            limit_ms=objective.limit_ms,
+            mean_ms=mean.mean,
+            low_ms=None if half is None else max(0.0, mean.mean - half),
+            high_ms=None if half is None else mean.mean + half,
+            drawn_low_ms=low,
+            drawn_high_ms=high,
+            drawn_ms=sorted(drawn),
+        )
+
+    def doubt(self, trials: Trials, best: Candidate, judge: Judge, row: Ranked) -> Doubt | None:
+        """What makes the tightest objective unsure."""
+        drawn = [world for world in judge.worlds if world.index]
+        if not drawn:
+            return None
+        nearest = max(
+            self.objectives,
+            key=lambda one: (
+                (row.readings[self.objectives.index(one)].drawn_high_ms or 0) / one.limit_ms
+            ),
+        )
+        seeds = [*self.worlds.plain, *self.worlds.more_plain]
+        trials.run([(best, world) for world in self.worlds.more_plain])
+        part, error = engine_part(
+            trials.values(best, drawn, nearest), trials.values(best, seeds, nearest)
+        )
+        constants: dict[str, float] = {}
+        config = config_from_dict(
+            checked_tables(self.plain, self.question, best, self.worlds.spans)
+        )
+        plan = make_plan(config)
+        metric = "ttft" if nearest.metric == "ttft" else "tpot"
+        at = 0 if metric == "ttft" else len(plan.replicas) - 1
+        figures = trials.rows[best, self.worlds.plain[0]].result.figures
+        in_flight = self.loads.rate_per_s * figures["mean_e2el_ms"] / 1000
+        mates = sum(one.role == plan.replicas[at].role for one in plan.replicas)
+        shape = typical(plan.replicas[at], in_flight / mates, self.loads.prompt, self.loads.output)
+        found = spread(config, plan, shape, at)
+        if found is not None:
+            constants = found.parts[metric]
+        return Doubt(
+            objective=nearest.label,
+            engine_part=part,
+            engine_part_error=error,
+            draws=len(drawn),
+            seeds=len(seeds),
+            constants=constants,
+            measure=measure_of(constants),
+        )
+
+
+def find_cluster(
+    question: Question,
+    directory: Path,
+    workers: Workers,
+    watch: Watch | None = None,
+    say: Say | None = None,
+) -> Answer:
+    """Search. Raises InputError; RunError if no cluster meets; writes the store and engines alone.
+
+    `say` hears what arithmetic says, before any run.
+    """
+    finding = Finding(question, directory)
+    bounds = finding.bounds()
+    if say is not None:
+        say(bounds)
+    store = point_store(directory)
+    write_text(directory / "base.toml", toml_text(finding.plain))
+    with point_pool(workers.jobs, workers.ray) as pool:
+        driver = Driver(Base(directory / "base.toml"), question.settings, store, pool, "")
+        if watch is not None:
+            driver.watch = watch
+        trials = Trials(driver, question, finding.worlds, finding.loads)
+        judge, half = finding.search(trials)
+        return _answered(finding, trials, driver, judge, half, bounds)
+
+
+def _answered(
+    finding: Finding,
+    trials: Trials,
+    driver: Driver,
+    judge: Judge,
+    half: Judge | None,
+    bounds: list[Bound],
+) -> Answer:
+    """What the runs say together; a few more of the best cluster."""
+    question, worlds = finding.question, finding.worlds
+    good = trials.good(judge)
+    if NOT_SCALED not in question.systems:
+        good = [one for one in good if one.scaling is not None]
+    if not good:
+        raise _no_cluster(finding, trials, judge, half)
+    shown: dict[tuple[Layout, str], Candidate] = {}
+    for one in good:
+        shown.setdefault((one.layout, one.scaling.system if one.scaling else ""), one)
+    driver.line = f"{good[0].label}: how sure"
+    trials.run([(one, world) for one in shown.values() for world in judge.worlds])
+    trials.run([(good[0], world) for world in worlds.plain])
+    best = good[0]
+    rows = [finding.ranked(trials, one, judge) for one in shown.values()]
+    driver.line = f"{best.label}: headroom"
+    room = headroom(driver, question, worlds, best, finding.plain)
+    survivor, fates, of_best = _survivors(finding, trials, driver, judge, list(shown.values()))
+    chosen = survivor or best
+    tables = checked_tables(finding.plain, question, chosen, worlds.spans)
+    if len(question.seeds) == 1:
+        rows[0] = _bootstrapped(rows[0], finding, best)
+    others = _others(finding, trials, shown)
+    told = {*good, *others}
+    refused = dict(finding.refused)
+    for layout in finding.layouts:
+        if not any(one.layout == layout for one in told):
+            refused[layout.label] = trials.reason(layout)
+    middle = None if half is None else next(iter(trials.good(half)), None)
+    return Answer(
+        model=finding.spec.name,
+        weights=types_told(finding.spec, tables),
+        engine=config_from_dict(dict(tables)).engine.label,
+        rate_per_s=finding.loads.rate_per_s,
+        objectives=[f"{o.label} <= {o.limit_ms:g} ms" for o in question.objectives],
+        has_prices=question.has_prices,
+        confidence=question.confidence if half is not None else 1.0,
+        run_s=worlds.spans.long_s,
+        bounds=bounds,
+        rows=rows,
+        median=None if half is None or middle is None else finding.ranked(trials, middle, half),
+        others=[finding.ranked(trials, one, finding.first) for one in others],
+        headroom=room,
+        doubt=finding.doubt(trials, best, judge, rows[0]),
+        survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
+        survive=question.survive,
+        fates=fates,
+        fates_of_best=of_best,
+        refused=refused | dict(trials.not_scaled),
+        runs=driver.known,
+        config=tables,
+    )
+
+
+def _survivors(
+    finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
+) -> tuple[Candidate | None, list[Fate], list[Fate]]:
+    """(the survivor, its fates, those of the best cluster); nothing if none was asked for."""
+    question = finding.question
+    statics = [one for one in bests if one.scaling is None]
+    if not question.survive or not statics:
+        return None, [], []
+    driver.line = f"survivors of the loss of a {question.survive}"
+    during = trials.with_objectives(question.during)
+    survival = Survival(during, driver, question, finding.plain, judge)
+    of_best = survival.fates(statics[0])
+    found, fates = survival.cheapest(statics)
+    if found is not None:
+        trials.run([(found, world) for world in [*judge.worlds, *finding.worlds.plain]])
+    return found, fates, of_best
+
+
+def _others(
+    finding: Finding, trials: Trials, shown: dict[tuple[Layout, str], Candidate]
+) -> list[Candidate]:
+    """The best cluster of each layout that is not among the rows, as short runs say."""
+    found: dict[Layout, Candidate] = {}
+    for one in trials.good(finding.first):
+        if (one.layout, "") not in shown:
+            found.setdefault(one.layout, one)
+    return list(found.values())
+
+
+def _bootstrapped(row: Ranked, finding: Finding, best: Candidate) -> Ranked:
+    """The row of a single seed, with intervals over blocks of its requests."""
+    question = finding.question
+    tables = checked_tables(finding.plain, question, best, finding.worlds.spans)
+    bounds = intervals_of(tables, question.objectives, question.seeds[0])
+    return msgspec.structs.replace(
+        row,
+        readings=[
+            msgspec.structs.replace(reading, low_ms=low, high_ms=high)
+            for reading, (low, high) in zip(row.readings, bounds, strict=True)
+        ],
+    )
+
+
+def _impossible(refused: Sequence[tuple[str, str]]) -> Exception:
+    """Nothing can run, or nothing that can run can meet."""
+    slow = [(label, why) for label, why in refused if " alone takes " in why]
+    if not slow:
+        return InputError(SOURCE, None, "--gpu", f"no layout can run: {': '.join(refused[0])}")
+    label, why = slow[-1]
+    return RunError(f"no cluster can meet the objectives: on {label}, {why}")
+
+
+def _no_cluster(finding: Finding, trials: Trials, judge: Judge, half: Judge | None) -> Exception:
+    """The error that names the nearest try, or the configuration's mistake."""
+    results = {pair: row.result for pair, row in trials.rows.items()}
+    invalid = [result for result in results.values() if result.status == "invalid"]
+    if invalid and len(invalid) == len(results):
+        return InputError(SOURCE, None, "", invalid[0].error)
+    problem = f"no cluster of up to {finding.question.gpus_max} GPUs meets the objectives"
+    middle = None if half is None else next(iter(trials.good(half)), None)
+    if half is not None:
+        problem += f" with {100 * finding.question.confidence:g} %"
+        if middle is not None:
+            return RunError(f"{problem}; with 50 %: {middle.label}")
+    tried = [
+        (trials.ratio(*pair), pair[0].cost, pair[0].label)
+        for pair in results
+        if trials.is_allowed(pair[0]) and results[pair].status == "completed"
+    ]
+    if tried:
+        worst, _, label = min(tried)
+        problem += f"; the nearest, {label}, is at {worst:.2f} x of a limit"
+    return RunError(problem)

@@ -1,0 +1,75 @@
+"""How much more traffic a cluster takes: runs as long as those of the answer, at growing rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from emu.apps.plan.answer import Headroom
+from emu.apps.plan.layouts import Candidate
+from emu.apps.plan.question import Question
+from emu.apps.plan.tables import traffic_at
+from emu.apps.plan.worlds import World, Worlds
+from emu.apps.shared.points import Driver, Row, meets
+
+STEPS: Final = (1.1, 1.2, 1.4, 1.7, 2.0)
+"""Factors that are tried upwards, until one fails."""
+TOLERANCE: Final = 0.03
+_OVER: Final = ("overloaded", "unknown")
+
+
+def headroom(
+    driver: Driver, question: Question, worlds: Worlds, best: Candidate, plain: dict[str, Any]
+) -> Headroom:
+    """The largest factor at which the cluster meets with every seed.
+
+    The first seed finds it, all confirm it; where they do not, less is promised.
+    """
+    rate = worlds.rate_per_s
+    rows: dict[float, list[Row]] = {}
+
+    def are_met(factor: float, seeds: Sequence[World]) -> bool:
+        more = traffic_at(factor, plain, rate)
+        points = [worlds.point(best, world, more) for world in seeds]
+        rows[factor] = driver.rows(points)
+        return all(_is_met(row, question) for row in rows[factor])
+
+    first = worlds.plain[:1]
+    low, high = _steps(lambda factor: are_met(factor, first))
+    while high is not None and high - low > TOLERANCE * high:
+        middle = round((low + high) / 2, 3)
+        if are_met(middle, first):
+            low = middle
+        else:
+            high = middle
+    while low > 1 and not are_met(low, worlds.plain):
+        low, high = max(1.0, round(low - TOLERANCE * low, 3)), low
+    return Headroom(low, high, [] if high is None else _broken(rows[high], question))
+
+
+def _steps(are_met: Callable[[float], bool]) -> tuple[float, float | None]:
+    low = 1.0
+    for factor in STEPS:
+        if not are_met(factor):
+            return low, factor
+        low = factor
+    return low, None
+
+
+def _is_met(row: Row, question: Question) -> bool:
+    conditions = [objective.condition for objective in question.objectives]
+    figures = row.result.figures
+    return meets(row.result, conditions, 0.0) and figures["load.verdict"] not in _OVER
+
+
+def _broken(rows: Sequence[Row], question: Question) -> list[str]:
+    """Objectives that some seed misses; or that requests were not served, or waited ever longer."""
+    labels = [
+        objective.label
+        for objective in question.objectives
+        if not all(objective.condition.holds(row.result.figures) for row in rows)
+    ]
+    if labels:
+        return labels
+    is_over = any(row.result.figures.get("load.verdict") in _OVER for row in rows)
+    return ["load (waiting grows)"] if is_over else ["requests served"]

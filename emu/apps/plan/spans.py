@@ -1,0 +1,62 @@
+"""How long runs last: simulated time by the time that a request stays, not a count of requests.
+
+A run begins empty, and a cluster that is overloaded needs some residence times to show it. Runs of
+a search last `SHORT` mean residences, those that an answer rests on `LONG`, both at least as long
+as percentiles need requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from emu.apps.plan.pace import Loads, Pace, step_limit_ms
+from emu.apps.plan.question import Objective
+
+SHORT: Final = 5.0
+LONG: Final = 20.0
+"""Mean residences."""
+_SHORT_MIN_S: Final = 20.0
+_LONG_MIN_S: Final = 120.0
+_BEYOND: Final = 50
+"""Requests beyond a percentile that make it steady: 1,000 requests for a p95."""
+REQUESTS_MAX: Final = 20_000
+"""A run of more is cut there: percentiles of so many are steady at any load that is not near the
+limit."""
+_PART_ALONE: Final = 0.5
+"""Without an objective on steps: decodes at once, as a part of what a replica holds."""
+
+
+class Spans(msgspec.Struct, frozen=True):
+    """Seconds of arrivals; 0 = as the workload says."""
+
+    short_s: float
+    long_s: float
+    residence_s: float = 0.0
+
+
+def spans_of(objectives: Sequence[Objective], loads: Loads, pace: Pace | None) -> Spans:
+    """Lengths by the residence that the objectives allow, or that half full replicas have."""
+    step_ms = step_limit_ms(objectives, loads)
+    first_ms = max((one.limit_ms for one in objectives if one.metric == "ttft"), default=0.0)
+    if not math.isfinite(step_ms):
+        step_ms = 50.0
+        if pace is not None:
+            held = pace.kv_tokens // (loads.prompt + loads.output)
+            batch = max(1, int(_PART_ALONE * min(pace.requests_max, held)))
+            step_ms = pace.step_ns(batch, loads.prompt) / 1e6
+    residence_s = (first_ms + step_ms * loads.output) / 1000
+    beyond = min(1 - int(one.at[1:]) / 100 for one in objectives)
+    needed_s = _BEYOND / min(beyond, 0.5) / loads.rate_per_s
+    most_s = REQUESTS_MAX / loads.rate_per_s
+    long_s = min(most_s, max(_LONG_MIN_S, LONG * residence_s, needed_s))
+    short_s = min(long_s, max(_SHORT_MIN_S, SHORT * residence_s, needed_s / 4))
+    return Spans(_round(short_s), _round(long_s), residence_s)
+
+
+def _round(seconds: float) -> float:
+    """Two digits: a number that one can say and type."""
+    return float(f"{seconds:.2g}")

@@ -1,0 +1,1 @@
+"""Traces of the requests that clients send, for a collector of OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""`emu.study` and `emu study`: named systems over seeds and workloads, compared in pairs."""

@@ -1,0 +1,64 @@
+"""What `[engine]` says of experts that several ranks share: exchange, overlap, balance."""
+
+from typing import Annotated, ClassVar, Literal
+
+from emu.config.tables import Count0, NonNegative, Only, OnlyThen, Table, doc
+
+All2all = Literal["auto", "allgather_reducescatter", "deepep", "mnnvl"]
+Overlap = Literal["auto", "none", "two_batch", "single_batch"]
+
+
+class RankLossKeys(Table, kw_only=True, frozen=True):
+    """Keys of `[recovery]` for groups that share experts by `[engine]`."""
+
+    only: ClassVar[OnlyThen] = {
+        "ep_detect_s": Only("ep_fault", ("mask",)),
+        "ep_agree_s": Only("ep_fault", ("mask",)),
+        "expert_backup": Only("ep_fault", ("mask",)),
+    }
+    ep_fault: Annotated[
+        Literal["restart", "mask"],
+        doc("A group that shares experts loses a rank: all start again, or the others go on."),
+    ] = "restart"
+    ep_detect_s: Annotated[
+        NonNegative, doc("Until survivors know that a rank is gone (timeout of the exchange).")
+    ] = 10.0
+    ep_agree_s: Annotated[NonNegative, doc("Until they agree on which ranks are left.")] = 0.5
+    expert_backup: Annotated[
+        Literal["host", "peer", "disk", "none"],
+        doc("Where experts without a copy on a survivor are read from; none: the group fails."),
+    ] = "host"
+
+
+class ExpertKeys(Table, kw_only=True, frozen=True):
+    """Keys for models with experts."""
+
+    all2all: Annotated[
+        All2all,
+        doc(
+            "How tokens reach experts of other ranks: allgather_reducescatter, deepep (normal kernels for prompts, low-latency ones for decodes), mnnvl (one NVLink domain, one-sided); auto = the engine's default."
+        ),
+    ] = "auto"
+    overlap: Annotated[
+        Overlap,
+        doc(
+            "What hides the exchange: nothing, the other half of the batch (two_batch), or the shared expert and the down product (single_batch); auto = the engine's default."
+        ),
+    ] = "auto"
+    expert_popularity: Annotated[
+        str,
+        doc(
+            "How unevenly experts are chosen: uniform, lognormal:SIGMA, zipf:EXPONENT, or a CSV of counts (a row a layer, a column an expert); auto = lognormal:1 with deepep and mnnvl, else a spread of 16 without an effect between ranks."
+        ),
+    ] = "auto"
+    expert_drift_s: Annotated[
+        NonNegative,
+        doc("Time in which the popularity of experts loses its likeness to 1/e; 0 = it stays."),
+    ] = 0.0
+    redundant_experts: Annotated[
+        Count0, doc("Expert slots of a layer beyond its experts; the popular have copies (EPLB).")
+    ] = 0
+    eplb_interval_s: Annotated[
+        NonNegative,
+        doc("Time between two placements of experts by load; 0 = placed once, if at all."),
+    ] = 0.0

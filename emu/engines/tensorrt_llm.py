@@ -1,0 +1,163 @@
+"""TensorRT-LLM (PyTorch backend): what its versions do, and what they take when nothing is said.
+
+Facts are read in the sources of 1.0 to 1.3 (of 1.3 graphs, capacity policies and ends by length
+alone). Host costs are estimates.
+
+Memory. A server loads the weights, runs a step of as many tokens as one may have, and gives KV
+blocks a part of what is free at its peak: of what is left, not of the GPU. Graphs are captured
+afterwards, in the rest.
+
+Graphs. Steps without prompts run as captured graphs, all others kernel by kernel. Without padding
+the sizes have holes: a batch of 33 to 63 decodes runs kernel by kernel too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import SchedulerTable, TensorrtLlmTable
+from emu.engines.bundle import Engine, Server
+from emu.kv.engine_memory import EngineMemory
+from emu.latency.coefficients import Kernels, kernels_of
+from emu.latency.engine import EngineModel
+from emu.units import MIB, ceil_div
+
+_FUSED_BYTES_MAX: Final = 8 << 20
+"""The largest all-reduce that is one kernel with residual and norm behind it."""
+_FUSING: Final = ("hopper", "blackwell")
+
+
+class TensorrtLlmMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory rule: a part of what is free at the peak of a first step."""
+
+    model: EngineModel
+    null_blocks: int = 0
+    shares_free: bool = True
+
+    def kept(
+        self,
+        spec: ModelSpec,
+        *,
+        tp: int,
+        element_bytes: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> EngineMemory:
+        """The engine's part of the memory of one rank of `tp`."""
+        rule, tokens = self.model, max_num_batched_tokens
+        hidden = spec.hidden * element_bytes
+        layers = tokens * (3 * ceil_div(spec.ffn, tp) * element_bytes + 2 * hidden)
+        if spec.experts is not None:
+            moe = spec.experts
+            row = max(2 * ceil_div(moe.ffn, tp) * element_bytes, hidden)
+            layers = max(layers, 2 * tokens * moe.per_token * row + 2 * tokens * hidden)
+        rotary = spec.latent.qk_rope_head_dim if spec.latent is not None else spec.head_dim
+        return EngineMemory(
+            rotary_bytes=0 if spec.position_rows else spec.max_position * rotary * element_bytes,
+            layers_bytes=layers,
+            sampler_bytes=0,
+            context_bytes=rule.context_bytes + (rule.parallel_bytes if tp > 1 else 0),
+        )
+
+
+class TensorrtLlmKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """TensorRT-LLM's kernels: the formulas of vLLM's with its own measured surfaces."""
+
+    def coefficients(self, gpu: GpuSpec) -> Kernels:
+        """What part of the GPU's peaks they reach."""
+        return kernels_of(gpu, "tensorrt-llm")
+
+    def fused_bytes_max(self, architecture: str, ranks: int) -> int:
+        """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
+        return _FUSED_BYTES_MAX if architecture in _FUSING else 0
+
+
+def tensorrt_llm_memory(model: EngineModel) -> TensorrtLlmMemory:
+    """The memory rule with these constants."""
+    return TensorrtLlmMemory(model=model)
+
+
+def tensorrt_llm_kernels(model: EngineModel) -> TensorrtLlmKernels:
+    """The kernels, which have no switches."""
+    return TensorrtLlmKernels()
+
+
+def tensorrt_llm_on(
+    model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable
+) -> EngineModel:
+    """The engine with the graphs that its server is told to capture."""
+    if not isinstance(table, TensorrtLlmTable):
+        return model
+    return msgspec.structs.replace(
+        model, graph_tokens_max=table.captured_max, graph_padding=table.cuda_graph_padding
+    )
+
+
+def _filled(table: SchedulerTable, *, knows_ends: bool) -> SchedulerTable:
+    """What a server takes for keys that are not given, on all GPUs."""
+    if not isinstance(table, TensorrtLlmTable):
+        return table
+    known = table.length_ends_known
+    if known == "auto" and not table.disable_overlap_scheduler:
+        known = "on" if knows_ends else "off"
+    return msgspec.structs.replace(
+        table,
+        block_size=table.tokens_per_block,
+        gpu_memory_utilization=table.free_gpu_memory_fraction,
+        max_batch_size=table.requests_max,
+        max_num_tokens=table.tokens_max,
+        cuda_graph_max_batch_size=table.captured_max,
+        length_ends_known=known,
+    )
+
+
+def _engine(version: str, model: EngineModel, *, knows_ends: bool = False) -> Engine:
+    def defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
+        return _filled(table, knows_ends=knows_ends)
+
+    return Engine(
+        name="tensorrt-llm",
+        version=version,
+        model=model,
+        memory=tensorrt_llm_memory,
+        kernels=tensorrt_llm_kernels,
+        defaults=defaults,
+        on_gpu=tensorrt_llm_on,
+    )
+
+
+_V1_2: Final = EngineModel(
+    name="tensorrt-llm-1.2",
+    graph_sizes="tensorrt-llm",
+    prompt_graphs=False,
+    sampler="triton",
+    fused_all_reduce=True,
+    step_ns=265_000,  # 115 us as everywhere, and 150 us between the layers and the sampler
+    host_step_ns=600_000,
+    host_sequence_ns=20_000,
+    host_prompt_ns=100_000,
+    batch_wait_ns=0,
+    context_bytes=512 * MIB,  # as SGLang's, which a log shows
+    parallel_bytes=2048 * MIB,
+)
+
+
+def _named(version: str) -> EngineModel:
+    return msgspec.structs.replace(_V1_2, name=f"tensorrt-llm-{version}")
+
+
+TENSORRT_LLM: Final = (
+    _engine("1.0", _named("1.0")),
+    _engine("1.1", _named("1.1")),
+    _engine("1.2", _V1_2),
+    _engine(
+        "1.3",
+        msgspec.structs.replace(_named("1.3"), graph_sizes="tensorrt-llm-1.3"),
+        knows_ends=True,
+    ),
+)
+"""By version, the oldest first."""

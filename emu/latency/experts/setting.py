@@ -1,0 +1,143 @@
+"""What `[engine]` says of shared experts, with the engine's defaults, as one frozen struct.
+
+Owns the refusals that need only the file, the model and the degrees. A replica without a setting
+prices its experts as before: evenly enough, with an all-gather and a reduce-scatter around them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import EngineTable, LatencyTable, ReplicaTable, RooflineTable
+from emu.config.tables.experts import ExpertKeys
+from emu.errors import InputError
+
+if TYPE_CHECKING:
+    from emu.latency.experts.popularity import Popularity
+
+NVLINK_RANKS_MAX: Final = 72
+"""GPUs of the largest NVLink domain (NVL72)."""
+
+
+class ExpertDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine does when nothing is said."""
+
+    all2all: str = "allgather_reducescatter"
+    overlap: str = "none"
+    overlap_decode_tokens: int = 0
+    """Two batches: steps without prompts of fewer tokens of a rank stay one batch."""
+    overlap_prompt_tokens: int = 0
+    """The same with prompts."""
+
+
+class ExpertSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """How the experts of a replica are shared with others."""
+
+    all2all: str
+    overlap: str
+    popularity: Popularity | None
+    """None: a spread without an effect between ranks."""
+    redundant: int = 0
+    """Slots of a layer beyond its experts, on all ranks together: a number of copies."""
+    interval_s: float = 0.0
+    drift_s: float = 0.0
+    overlap_decode_tokens: int = 0
+    overlap_prompt_tokens: int = 0
+
+    @property
+    def is_exchange(self) -> bool:
+        """A library dispatches and combines; else collectives do."""
+        return self.all2all != "allgather_reducescatter"
+
+    def slots(self, experts: int) -> int:
+        """Expert slots of a layer on all ranks."""
+        return experts + self.redundant
+
+
+def expert_setting(
+    keys: EngineTable,
+    defaults: ExpertDefaults,
+    model: ModelSpec,
+    table: ReplicaTable,
+    latency: LatencyTable,
+    source: str,
+) -> ExpertSetting | None:
+    """The setting of a table of replicas; None = nothing is said. Raises InputError."""
+    plain = ExpertKeys()
+    said = [name for name in ExpertKeys.__struct_fields__ if _of(keys, name) != _of(plain, name)]
+    all2all = defaults.all2all if keys.all2all == "auto" else keys.all2all
+    overlap = defaults.overlap if keys.overlap == "auto" else keys.overlap
+    is_plain = all2all == "allgather_reducescatter" and overlap == "none"
+    if not said and (is_plain or not _shares(model, table)):
+        return None
+    if is_plain and not [name for name in said if name not in ("all2all", "overlap")]:
+        return None
+
+    def wrong(name: str, problem: str) -> NoReturn:
+        raise InputError(source, None, f"engine.{name}", problem)
+
+    first = said[0] if said else "all2all"
+    experts = model.experts
+    if experts is None:
+        wrong(first, f"{model.name} has no experts")
+    if not isinstance(latency, RooflineTable) or latency.backend != "roofline":
+        wrong(first, f'needs latency.backend = "roofline", not {latency.backend!r}')
+    if not _shares(model, table):
+        problem = (
+            "needs a data_parallel_group whose expert_parallel exceeds tensor_parallel: experts "
+            "are shared between its replicas"
+        )
+        wrong(first, problem)
+    if table.pipeline_parallel > 1:
+        wrong(first, "needs one pipeline stage")
+    if latency.expert_routing != "balanced":
+        wrong(first, "latency.expert_routing says where tokens go already")
+    ranks = table.expert_parallel
+    slots = experts.count + keys.redundant_experts
+    if slots % ranks:
+        name = "redundant_experts" if keys.redundant_experts else first
+        problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
+        wrong(name, problem)
+    if all2all == "mnnvl" and ranks > NVLINK_RANKS_MAX:
+        wrong("all2all", f"{ranks} ranks are more than an NVLink domain has ({NVLINK_RANKS_MAX})")
+    if overlap == "two_batch" and all2all != "deepep":
+        wrong("overlap", 'two batches need all2all = "deepep"')
+    if overlap == "single_batch" and all2all == "allgather_reducescatter":
+        wrong("overlap", 'a single batch needs all2all = "deepep" or "mnnvl"')
+    return ExpertSetting(
+        all2all=all2all,
+        overlap=overlap,
+        popularity=_popularity(keys, all2all, experts.count, source),
+        redundant=keys.redundant_experts,
+        interval_s=keys.eplb_interval_s,
+        drift_s=keys.expert_drift_s,
+        overlap_decode_tokens=defaults.overlap_decode_tokens,
+        overlap_prompt_tokens=defaults.overlap_prompt_tokens,
+    )
+
+
+def _of(keys: ExpertKeys, name: str) -> object:
+    return msgspec.structs.asdict(keys)[name]
+
+
+def _shares(model: ModelSpec, table: ReplicaTable) -> bool:
+    """Experts are spread over the replicas of a group."""
+    is_grouped = bool(table.data_parallel_group)
+    return (
+        model.experts is not None and is_grouped and table.expert_parallel > table.tensor_parallel
+    )
+
+
+def _popularity(keys: ExpertKeys, all2all: str, experts: int, source: str) -> Popularity | None:
+    """What the key says; measured unevenness where a library exchanges or experts are placed."""
+    from emu.latency.experts.popularity import MEASURED_SIGMA, Popularity, read_popularity
+
+    if keys.expert_popularity != "auto":
+        return read_popularity(keys.expert_popularity, experts, source)
+    is_placed = keys.redundant_experts or keys.eplb_interval_s or keys.expert_drift_s
+    if all2all == "allgather_reducescatter" and not is_placed:
+        return None
+    return Popularity(kind="lognormal", width=MEASURED_SIGMA)

@@ -1,0 +1,128 @@
+"""How far measured kernels are from the formulas, by rows and shape: the residual surfaces.
+
+Owns the files in `emu/latency/measured/`, one for each GPU and engine, which
+`python -m benchmarks.kernels surfaces` makes from measured tables. A surface holds the logarithm of
+measured over formula at knots of rows, for some shapes; between knots it is a straight line in the
+logarithm of the rows, and it ends flat. A shape that no table has takes the mean of its
+neighbors, weighted by their distance, and goes to the formula alone far from all of them.
+
+Nothing here knows a formula. What was asked for once is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import math
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.process.prepared import prepared
+
+FOLDER: Final = Path(__file__).with_name("measured")
+STEP: Final = 0.01
+"""Of the stored logarithms: one byte holds -1.27 to 1.27."""
+_REACH: Final = 0.5
+"""Distance of two shapes, in logarithms of their sizes, at which a neighbor's weight has fallen to
+1 / e."""
+_FORMULA: Final = 0.02
+"""Weight of the formula alone: a shape far from all measured ones takes it."""
+
+
+class Surface(msgspec.Struct, frozen=True, kw_only=True):
+    """One family of kernels of one engine on one GPU."""
+
+    rows: list[int]
+    """Knots."""
+    shapes: list[list[int]]
+    """Sizes that tell shapes apart, each above 0."""
+    values: str
+    """Bytes, shape by shape, deflated and in base 64."""
+
+    def line(self, shape: Sequence[int]) -> list[float]:
+        """Measured over formula at the knots for one shape."""
+        count = len(self.rows)
+        stored = zlib.decompress(base64.b64decode(self.values))
+        sums, total = [0.0] * count, _FORMULA
+        wanted = [math.log(size) for size in shape]
+        for at, known in enumerate(self.shapes):
+            away = sum((math.log(a) - b) ** 2 for a, b in zip(known, wanted, strict=True))
+            weight = math.exp(-away / _REACH**2)
+            if weight < 1e-4:
+                continue
+            total += weight
+            for knot in range(count):
+                byte = stored[at * count + knot]
+                sums[knot] += weight * (byte - 256 if byte > 127 else byte)
+        return [math.exp(STEP * value / total) for value in sums]
+
+
+class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All surfaces of one engine on one GPU."""
+
+    origin: str
+    """The tables that they were made from."""
+    gpu: str
+    engine: str
+    surfaces: dict[str, Surface]
+
+
+class Factors:
+    """What formulas are multiplied with; none of a family that was not measured."""
+
+    def __init__(self, file: SurfaceFile | None) -> None:
+        self._surfaces = {} if file is None else file.surfaces
+        self._knots: dict[str, list[float]] = {
+            name: [math.log(row) for row in surface.rows]
+            for name, surface in self._surfaces.items()
+        }
+        self._lines: dict[tuple[str, tuple[int, ...]], list[float]] = {}
+
+    def has(self, family: str) -> bool:
+        """Whether a family was measured."""
+        return family in self._surfaces
+
+    def of(self, family: str, shape: tuple[int, ...], rows: float) -> float:
+        """Measured over formula of so many rows; 1 for a family that was not measured."""
+        surface = self._surfaces.get(family)
+        if surface is None:
+            return 1.0
+        key = (family, shape)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = surface.line(shape)
+        return between(self._knots[family], line, math.log(max(1.0, rows)))
+
+
+def between(knots: Sequence[float], line: Sequence[float], at: float) -> float:
+    """A line through (knot, value) at a place; flat outside of the knots."""
+    right = bisect_right(knots, at)
+    if not right:
+        return line[0]
+    if right == len(knots):
+        return line[-1]
+    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+    return line[right - 1] + part * (line[right] - line[right - 1])
+
+
+def packed_values(lines: Sequence[Sequence[float]]) -> str:
+    """Logarithms by shape and knot, as a file has them."""
+    rounded = (max(-127, min(127, round(value / STEP))) for line in lines for value in line)
+    return base64.b64encode(zlib.compress(bytes(value & 255 for value in rounded), 9)).decode()
+
+
+@functools.cache
+def has_surfaces(name: str) -> bool:
+    """Whether there is a file of a name (`GPU.engine`)."""
+    return (FOLDER / f"{name}.json").is_file()
+
+
+@functools.cache
+def surface_file(name: str) -> SurfaceFile:
+    """The file of a name that `has_surfaces` knows."""
+    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=prepared(SurfaceFile))

@@ -1,0 +1,181 @@
+"""Which modules of emu run compiled, and which as pure Python.
+
+A checkout keeps its build beside the sources, in `build/compiled/TAG` (`make compile`), with two
+lists: `modules.txt`, the time, size and digest of each source as it was compiled, and `graph.json`,
+which module uses which. `take` comes before any other module of emu: it lets the import system find
+the extension modules of all sources that still are what was compiled. One that was edited runs as
+it stands, and so does every compiled module that uses it, because compiled code knows the layout of
+the objects that it uses. A wheel has its extension modules beside the sources, and their names in
+`emu/build.json`.
+
+`EMU_COMPILE=0` does without extension modules, `EMU_COMPILE=1` ends the program where one that was
+built cannot be taken. Imports nothing of emu unless a source was edited.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    ExtensionFileLoader,
+    ModuleSpec,
+    SourceFileLoader,
+)
+from types import ModuleType
+from typing import Final, NamedTuple
+
+PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SHARED: Final = "emu__mypyc"
+"""The extension with the code; the others are its doors."""
+
+
+def beside(root: str) -> str:
+    """Where the build of a checkout is, for this interpreter."""
+    return os.path.join(root, "build", "compiled", str(sys.implementation.cache_tag))
+
+
+class Build(NamedTuple):
+    """What of a build runs."""
+
+    compiled: frozenset[str]
+    """Modules that run compiled."""
+    replaced: tuple[str, ...] = ()
+    """Modules that were compiled, but run as pure Python."""
+    edited: tuple[str, ...] = ()
+    """Modules whose source is not the one of the build: the reason why others are replaced."""
+
+    def __str__(self) -> str:
+        """`compiled (85 modules)`, or which of them are not."""
+        if not self.compiled:
+            return "pure Python"
+        count = len(self.compiled)
+        if not self.replaced:
+            return f"compiled ({count} modules)"
+        whole = count + len(self.replaced)
+        return f"compiled ({count} of {whole} modules; pure Python: {', '.join(self.replaced)})"
+
+    def notice(self) -> str:
+        """One line for a user whose sources are newer than the build; empty for others."""
+        if not self.edited:
+            return ""
+        named = ", ".join(self.edited[:3]) + (", ..." if len(self.edited) > 3 else "")
+        were = "was" if len(self.edited) == 1 else "were"
+        pure = len(self.replaced)
+        return (
+            f"{named} {were} edited since the build: {pure} of "
+            f"{pure + len(self.compiled)} compiled modules run as pure Python (make compile)"
+        )
+
+
+class Finder:
+    """Finds some modules elsewhere than beside their package."""
+
+    def __init__(self, build: Build, places: Mapping[str, str]) -> None:
+        self.build = build
+        self._places = places
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Where a module is; None for those that are where they always are."""
+        place = self._places.get(name)
+        if place is None:
+            return None
+        loader = SourceFileLoader if place.endswith(".py") else ExtensionFileLoader
+        spec = ModuleSpec(name, loader(name, place), origin=place)
+        spec.has_location = True
+        return spec
+
+
+def take() -> None:
+    """Run the modules compiled that can be, of those that are loaded from now on."""
+    wanted = os.environ.get("EMU_COMPILE", "")
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    finder = _sources() if wanted == "0" else _extensions()
+    if finder is not None:
+        sys.meta_path.insert(0, finder)
+    if wanted == "1" and (problem := _missing()):
+        print(f"EMU_COMPILE=1, but {problem}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def build() -> Build:
+    """What runs compiled in this process."""
+    for finder in sys.meta_path:
+        if isinstance(finder, Finder):
+            return finder.build
+    return Build(frozenset(_in_wheel()))
+
+
+def _missing() -> str:
+    found = build()
+    if found.edited:
+        return found.notice()
+    return "" if found.compiled else "no compiled build is installed (make compile)"
+
+
+def _in_wheel() -> list[str]:
+    """Names of the extension modules that an installed wheel has beside its sources."""
+    path = os.path.join(PACKAGE, "build.json")
+    if not os.path.exists(path):
+        return []
+    import json
+
+    with open(path, encoding="utf-8") as file:
+        return list(json.load(file).get("compiled", ()))
+
+
+def _sources() -> Finder | None:
+    """The sources of modules that lie beside their extensions; None where there is none."""
+    root = os.path.dirname(PACKAGE)
+    places = {name: f"{os.path.join(root, *name.split('.'))}.py" for name in _in_wheel()}
+    return Finder(Build(frozenset()), places) if places else None
+
+
+def _extensions() -> Finder | None:
+    """The extension modules of a checkout that are current; None where there is no build."""
+    root = os.path.dirname(PACKAGE)
+    directory = beside(root)
+    try:
+        with open(os.path.join(directory, "modules.txt"), encoding="utf-8") as file:
+            listed = [line.split("\t") for line in file.read().splitlines()]
+    except OSError:
+        return None
+    compiled = [name for name, _, is_compiled, *_ in listed if is_compiled == "1"]
+    edited = [
+        (name, path)
+        for name, path, _, mtime_ns, size, digest in listed
+        if not _is_same(os.path.join(root, path), int(mtime_ns), int(size), digest)
+    ]
+    pure: set[str] = set()
+    if edited:
+        from emu.process.sources import to_replace
+
+        pure = to_replace(directory, [name for name, _ in edited], compiled)
+    suffix = EXTENSION_SUFFIXES[0]
+    stays = [name for name in compiled if name not in pure]
+    places = {name: os.path.join(directory, *name.split(".")) + suffix for name in (SHARED, *stays)}
+    replaced = tuple(name for name in compiled if name in pure)
+    return Finder(Build(frozenset(stays), replaced, tuple(path for _, path in edited)), places)
+
+
+def _is_same(path: str, mtime_ns: int, size: int, digest: str) -> bool:
+    """Whether a source is what was compiled: by time and size, or else by content."""
+    try:
+        now = os.stat(path)
+        if now.st_mtime_ns == mtime_ns and now.st_size == size:
+            return True
+        return now.st_size == size and digest_of(path) == digest
+    except OSError:
+        return False
+
+
+def digest_of(path: str) -> str:
+    """SHA-256 of a file's content."""
+    import hashlib
+
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()

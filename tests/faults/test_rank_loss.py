@@ -1,0 +1,160 @@
+"""Groups that go on without a rank: whole runs, and bugs that chaos must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emu.apps.chaos.trial import run_world
+from emu.apps.chaos.worlds.experts import draw_shared_experts
+from emu.apps.chaos.worlds.world import draw_world
+from emu.errors import InputError
+from emu.faults import expert_group
+from emu.faults.expert_group import TABLE, ExpertGroup, GroupState, Timed
+from emu.faults.rank_loss import LossPlan, RankLoss
+from tests.cluster.helpers import rows_of, run_config, summary_of
+
+GROUP: dict[str, Any] = {
+    "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
+    "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 8, "nic_gbps": 400}],
+    "engine": {"all2all": "deepep", "redundant_experts": 64},
+    "replicas": [{"count": 8, "expert_parallel": 8, "data_parallel_group": "a"}],
+    "recovery": {"ep_fault": "mask", "ep_detect_s": 0.5, "ep_agree_s": 0.1},
+    "faults": [{"kind": "gpu_crash", "at_s": 1.0, "gpu": 3, "duration_s": 2.0}],
+    "workload": {
+        "synthetic": {
+            "requests": 200,
+            "arrivals": {"process": "poisson", "rate_per_s": 40.0},
+            "prompt": {"distribution": "fixed", "value": 300},
+            "output": {"distribution": "fixed", "value": 100},
+        }
+    },
+}
+
+
+def test_only_requests_of_the_lost_rank_begin_again(tmp_path: Path) -> None:
+    run_config(tmp_path / "mask", **GROUP)
+    strict = {**GROUP, "recovery": {}}
+    run_config(tmp_path / "strict", **strict)
+    masked, strictly = (
+        [row for row in rows_of(tmp_path / one) if row["retries"] != "0"]
+        for one in ("mask", "strict")
+    )
+    assert 0 < len(masked) < len(strictly) / 4
+    assert {row["status"] for row in rows_of(tmp_path / "mask")} == {"completed"}
+    figures = summary_of(tmp_path / "mask")["experts"]["a"]
+    assert (figures["ranks_lost"], figures["ranks_missing"]) == (1, 0)
+    assert figures["state"] == "serving"
+    # Detection and agreement, what few experts without a copy take, and the barrier of the return.
+    assert 0.6 < figures["interrupted_s"] < 0.6 + 26 * 0.02 + 0.2
+    states = [
+        row["text"] for row in rows_of(tmp_path / "mask", "marks.csv") if row["target"] == "a"
+    ]
+    assert [text.partition(",")[0] for text in states] == [
+        *("stalled", "fenced", "reloading", "degraded", "joining", "serving")
+    ]
+
+
+def test_a_router_sees_the_loss_when_it_is_detected(tmp_path: Path) -> None:
+    run_config(tmp_path / "run", **GROUP)
+    failed = [r for r in rows_of(tmp_path / "run", "transitions.csv") if r["to"] == "failed"]
+    assert [(row["replica"], row["time_ns"]) for row in failed] == [("3", "1500000000")]
+
+
+@pytest.mark.parametrize(("redundant", "backup", "fails"), [(0, "host", True), (8, "none", True)])
+def test_a_group_without_slots_or_copies_starts_again(
+    tmp_path: Path, redundant: int, backup: str, fails: bool
+) -> None:
+    tables = {
+        **GROUP,
+        "engine": {"all2all": "deepep", "redundant_experts": redundant},
+        "recovery": {**GROUP["recovery"], "expert_backup": backup},
+    }
+    run_config(tmp_path / "run", **tables)
+    marks = [row["text"] for row in rows_of(tmp_path / "run", "marks.csv") if row["target"] == "a"]
+    assert any(text.startswith("failed") for text in marks) == fails
+
+
+def test_more_copies_mean_fewer_experts_to_read_again(tmp_path: Path) -> None:
+    moved = []
+    for redundant in (16, 64):
+        engine = {"all2all": "deepep", "redundant_experts": redundant}
+        run_config(tmp_path / str(redundant), **{**GROUP, "engine": engine})
+        figures = summary_of(tmp_path / str(redundant))["experts"]["a"]
+        moved.append(figures["reloaded_bytes"])
+    assert moved[0] > 1.3 * moved[1]
+
+
+def test_masks_need_a_group_that_shares_experts(tmp_path: Path) -> None:
+    tables = {**GROUP, "engine": {}, "faults": []}
+    with pytest.raises(InputError, match="shares experts by keys"):
+        run_config(tmp_path / "run", **tables)
+
+
+# --- bugs -----------------------------------------------------------------------------------------
+def _nothing(*_: Any, **__: Any) -> Any:
+    return []
+
+
+def _known_too_well(self: ExpertGroup, event: Any) -> list[Any]:
+    if isinstance(event, Timed):
+        event = event._replace(stall=self.stall)
+    return _STEP(self, event)
+
+
+def _keeps_the_lost(self: ExpertGroup, event: Any) -> list[Any]:
+    lost = self.lost
+    actions = _JOINED(self, event)
+    self.lost = lost
+    return actions
+
+
+def _forgets_a_loss(self: ExpertGroup, event: Any) -> list[Any]:
+    actions = _LOST(self, event)
+    self.lost = frozenset({event.member})
+    return actions
+
+
+def _goes_on_too_early(self: ExpertGroup, event: Any) -> list[Any]:
+    actions = _DETECTED(self, event)
+    self.state = GroupState.DEGRADED
+    return actions
+
+
+_STEP, _JOINED = ExpertGroup.step, ExpertGroup.on_joined
+_LOST, _DETECTED = ExpertGroup.on_lost, ExpertGroup.on_detected
+BUGS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "survivors are not held": (RankLoss, "_hold", _nothing),
+    "survivors are not let go": (RankLoss, "_release", _nothing),
+    "the dead keep their requests": (RankLoss, "_fence", _nothing),
+    "the group is not started again": (RankLoss, "_lose_group", _nothing),
+    "a pause ends a wait": (RankLoss, "thawed", _nothing),
+    "a rank serves before it joins": (RankLoss, "on_moved", _nothing),
+    "too few slots are enough": (LossPlan, "reload_ns", lambda self, lost: 1),
+    "an old wait counts": (ExpertGroup, "step", _known_too_well),
+    "a rank that joined stays lost": (ExpertGroup, "on_joined", _keeps_the_lost),
+    "a second loss replaces the first": (ExpertGroup, "on_lost", _forgets_a_loss),
+    "the group goes on before it agrees": (ExpertGroup, "on_detected", _goes_on_too_early),
+}
+SEEDS = (2, 547, 897, 5582)
+"""Worlds in which ranks are lost while others are, come back early, or are paused."""
+
+
+@pytest.mark.doubles
+@pytest.mark.parametrize("bug", BUGS)
+def test_chaos_finds(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, wrong = BUGS[bug]
+    right = getattr(where, name)
+    monkeypatch.setattr(where, name, wrong)
+    handlers = {pair: wrong if handler is right else handler for pair, handler in TABLE.items()}
+    monkeypatch.setattr(expert_group, "TABLE", handlers)
+    assert any(run_world(draw_world(seed), seed, leaps=(True,), every=1).problems for seed in SEEDS)
+
+
+def test_worlds_are_of_groups_that_share_experts() -> None:
+    for seed in SEEDS:
+        assert draw_shared_experts(seed)
+        assert run_world(draw_world(seed), seed).problems == []

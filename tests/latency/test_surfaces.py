@@ -1,0 +1,108 @@
+"""Residual surfaces: what engines' measured kernels are beside the formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+import pytest
+
+from emu.catalogue import lookup_gpu, lookup_model
+from emu.latency.base import BatchShape
+from emu.latency.coefficients import kernels_of
+from emu.latency.kernels.operations import Ops
+from emu.latency.roofline import RooflineBackend
+from emu.latency.surfaces import FOLDER, Factors, Surface, SurfaceFile, packed_values, surface_file
+
+FILES: Final = sorted(FOLDER.glob("*.json"))
+
+
+def _file(lines: list[list[float]], shapes: list[list[int]]) -> SurfaceFile:
+    surface = Surface(rows=[1, 10, 100], shapes=shapes, values=packed_values(lines))
+    return SurfaceFile(origin="a test", gpu="X", engine="y", surfaces={"products": surface})
+
+
+def test_a_measured_shape_gets_back_what_was_measured_at_each_knot_and_a_line_between() -> None:
+    factors = Factors(_file([[0.2, -0.1, 0.5]], [[4096, 4096]]))
+    shape = (4096, 4096)
+    found = [math.log(factors.of("products", shape, rows)) for rows in (1, 10, 100, 10_000)]
+    assert found == pytest.approx([0.2, -0.1, 0.5, 0.5], abs=0.015)
+    between = factors.of("products", shape, math.sqrt(1000))
+    ends = factors.of("products", shape, 10), factors.of("products", shape, 100)
+    assert between == pytest.approx(sum(ends) / 2)
+
+
+def test_a_shape_far_from_all_measured_ones_and_a_family_without_table_take_the_formula() -> None:
+    factors = Factors(_file([[0.5, 0.5, 0.5]], [[4096, 4096]]))
+    assert factors.of("products", (16, 16), 10) == 1.0
+    assert factors.of("experts", (4096, 4096), 10) == 1.0
+    assert Factors(None).of("products", (4096, 4096), 10) == 1.0
+
+
+def test_a_shape_between_two_measured_ones_lies_between_them() -> None:
+    factors = Factors(_file([[0.4] * 3, [0.0] * 3], [[4096, 4096], [8192, 8192]]))
+    assert 1.0 < factors.of("products", (5800, 5800), 10) < math.exp(0.4)
+
+
+def test_shipped_files_say_where_they_are_from_and_are_small() -> None:
+    assert len(FILES) >= 20
+    assert sum(file.stat().st_size for file in FILES) < 2 << 20
+    for path in FILES:
+        file = surface_file(path.stem)
+        assert file.origin.startswith("aiconfigurator-core 0.12.0 (Apache-2.0)")
+        assert path.stem == f"{lookup_gpu(file.gpu).name}.{file.engine}"
+        for surface in file.surfaces.values():
+            assert surface.rows == sorted(set(surface.rows))
+            for shape in surface.shapes[:3]:
+                assert all(0.2 < value < 4 for value in surface.line(shape))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "rows", "columns", "inner", "measured_us"),
+    [  # medians of the tables of vLLM 0.24 in aiconfigurator-core 0.12.0
+        ("H200-SXM-141GB", "fp8", 2048, 8192, 8192, 219.0),
+        ("H200-SXM-141GB", "fp8", 8192, 8192, 8192, 834.8),
+        ("H200-SXM-141GB", "fp8", 8192, 8192, 4096, 426.9),
+        ("H200-SXM-141GB", "bfloat16", 2048, 8192, 8192, 337.2),
+        ("B200-SXM-180GB", "fp8", 2048, 8192, 8192, 122.3),
+        ("B200-SXM-180GB", "fp8", 8192, 8192, 4096, 271.6),
+        ("B200-SXM-180GB", "bfloat16", 8192, 8192, 8192, 651.9),
+    ],
+)
+def test_large_products_are_within_a_tenth_of_the_tables(
+    gpu: str, dtype: str, rows: int, columns: int, inner: int, measured_us: float
+) -> None:
+    spec = lookup_gpu(gpu)
+    ops = Ops(spec, kernels_of(spec, "vllm"), 2)
+    emulated_us = ops.gemm_s(rows, columns, inner, dtype) * 1e6
+    assert emulated_us == pytest.approx(measured_us, rel=0.1)
+
+
+def test_engines_differ_on_one_gpu_and_a_gpu_without_tables_takes_its_architectures() -> None:
+    h200, nvl = lookup_gpu("H200"), lookup_gpu("H200-NVL")
+    assert kernels_of(h200, "vllm").surfaces != kernels_of(h200, "sglang").surfaces
+    assert kernels_of(nvl, "vllm").surfaces == kernels_of(h200, "vllm").surfaces
+    assert not kernels_of(lookup_gpu("MI300X"), "vllm").surfaces
+    assert not kernels_of(h200).surfaces  # engine none
+
+
+def test_marlin_is_slower_with_prompts_and_faster_with_few_decodes() -> None:
+    gpu = lookup_gpu("H200")
+    native = kernels_of(gpu, "vllm")
+    marlin = msgspec.structs.replace(native, marlin=True)
+
+    def milliseconds(prompt: int, decodes: int, marlin_runs: bool) -> float:
+        shape = BatchShape(
+            prefill_new=[prompt] if prompt else [],
+            prefill_context=[0] if prompt else [],
+            decode_count=decodes,
+            decode_context_sum=1000 * decodes,
+            sequences=decodes + bool(prompt),
+        )
+        kernels = marlin if marlin_runs else native
+        backend = RooflineBackend(lookup_model("openai/gpt-oss-120b"), gpu, kernels=kernels)
+        return backend.iteration_ns(shape) / 1e6
+
+    assert milliseconds(8000, 0, marlin_runs=True) > 1.2 * milliseconds(8000, 0, marlin_runs=False)
+    assert milliseconds(0, 8, marlin_runs=True) < milliseconds(0, 8, marlin_runs=False)
