@@ -321,7 +321,9 @@ def main() -> int:
         if not row.is_bound:
             counted += 1
             near += abs(off) <= 0.15
-        print(f"| {row.what} | {of} | {row.published:,.0f} | {found:,.0f} | {said} | {row.assumed} |")
+        print(
+            f"| {row.what} | {of} | {row.published:,.0f} | {found:,.0f} | {said} | {row.assumed} |"
+        )
     print(f"\n{near} of {counted} within 15 %")
     return 0
 

@@ -143,9 +143,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         return None
     table, scheduler, model_table = group.table, group.scheduler, group.model_table
     is_alone = (
-        table.role == "colocated"
-        and table.pipeline_parallel == 1
-        and not table.data_parallel_group
+        table.role == "colocated" and table.pipeline_parallel == 1 and not table.data_parallel_group
     )
     keeps_groups = (
         isinstance(scheduler, VllmTable)
