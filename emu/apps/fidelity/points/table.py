@@ -219,7 +219,7 @@ def _pool(
     return Servers(
         role=role,
         count=_whole(row, f"{prefix}workers", 1) if prefix else 1,
-        tensor_parallel=_whole(row, f"{prefix}tp", default),
+        tensor_parallel=max(1, _whole(row, f"{prefix}tp", default)),
         pipeline_parallel=_whole(row, f"{prefix}pp", 1),
         expert_parallel=_whole(row, f"{prefix}ep", 1),
     )
