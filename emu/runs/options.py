@@ -65,5 +65,5 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
     @property
     def describes(self) -> bool:
         """Options say what is run, or a part of it."""
-        words = (self.model, self.gpu, self.workload, self.rate, self.preset)
+        words = (self.model, self.gpu, self.workload, self.columns, self.rate, self.preset)
         return any((*words, self.prompt_tokens, self.output_tokens))
