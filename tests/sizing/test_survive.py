@@ -60,7 +60,8 @@ def is_met(tables: dict[str, Any], since_s: float) -> bool:
 def lives(tables: dict[str, Any], count: int, survive: str, span_s: float) -> bool:
     """Whether so many replicas live through every single loss: what is left of them is enough, and
     so is a run in which it strikes."""
-    values = Candidate(layout(tables), count, 0).values(2)
+    apart = 2 if survive == "machine" else 1
+    values = Candidate(layout(tables), count, 0, machines_min=apart).values(2)
     tables = {**tables, "replicas": values["replicas"]}
     tables["nodes"] = [{**tables["nodes"][0], "count": values["nodes.0.count"]}]
     plan = make_plan(config_from_dict(tables))
