@@ -133,7 +133,7 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
 def typical_of(
     plan: Plan, *, in_flight: float, prompt_tokens: float, output_tokens: float
 ) -> tuple[int, int, int]:
-    """The typical step of a cluster with so many requests at once (see `spread`)."""
+    """The typical step of a cluster with `in_flight` requests at once (see `spread`)."""
     replicas = len(plan.replicas)
     return typical(plan.replicas[0], in_flight / replicas, prompt_tokens, output_tokens)
 
