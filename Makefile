@@ -117,8 +117,9 @@ freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
 
-fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
+fuzz: $(STAMP)  ## 500,000 broken files for every reader: configurations, workloads, logs, runs, sweeps, tables, ... (20 minutes)
 	@$(PY) -m tests.chaos.fuzz_inputs --cases 200000
+	@$(PY) -m tests.chaos.fuzz_readers --cases 300000
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50

@@ -7,7 +7,7 @@ nesting, CRLF and BOM; half of the configurations are those of drawn worlds. Hal
 are of values: what they make is TOML, so that every check behind the reader is met, as in
 `emu validate`: replicas are placed, the workload is opened. A case passes if that returns, or
 raises InputError with a one-line text that names the file and the line (but for files that are
-packed as a whole); anything else (an untyped exception, two seconds, 250 MB) is a finding.
+packed as a whole); anything else (an untyped exception, a second, 300 MB) is a finding.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ ODD = (
 
 _WHOLE = ("is compressed", "is empty")
 """Refusals of a file as a whole, which has no line that is to blame."""
-LIMIT_S = 2.0
-LIMIT_MB = 250
+LIMIT_S = 1.0
+LIMIT_MB = 300
 
 
 LINES = "requests.jsonl"

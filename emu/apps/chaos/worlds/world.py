@@ -19,6 +19,7 @@ from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
 from emu.apps.chaos.worlds.experts import draw_shared_experts
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
+from emu.apps.chaos.worlds.later import draw_later
 from emu.apps.chaos.worlds.models import draw_models
 from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
 from emu.apps.chaos.worlds.pressed import draw_pressed
@@ -96,6 +97,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     later = rng_stream(seed, "chaos routers")
     if newer and chance(later, 0.2):
         tables["router"]["policy"] = pick(later, newer)
+    draw_later(seed, tables)
     drop_idle(tables)
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
