@@ -16,7 +16,7 @@ from emu.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 
 HEADER = (
-    "id,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
+    "id,note,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
     "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,ttft_ms,tpot_ms"
 )
 COLUMNS = HEADER.split(",")
@@ -100,6 +100,20 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
         ("decode", 1, 4),
     ]
     assert points[0].gpus == 6
+
+
+def test_the_name_of_a_run_counts_where_columns_count_ranks_twice(tmp_path: Path) -> None:
+    row = {"gpus": "16", "tp": "16", "ep": "4", "dp": "1", "note": "raw id says tp4 ep4"}
+    points, unread = read_points(table(tmp_path, row))
+    assert unread == []
+    (server,) = points[0].servers
+    assert (server.tensor_parallel, server.expert_parallel, server.gpus) == (4, 4, 4)
+
+
+def test_random_tokens_encode_slowly_and_a_language_does_not(tmp_path: Path) -> None:
+    points, _ = read_points(table(tmp_path, {}, {"id": "b", "source": "nvidia-aic-gap-analysis"}))
+    told = ["prompt_token_us" in configuration(Job(point)) for point in points]
+    assert told == [True, False]
 
 
 def test_a_sample_goes_in_turn_through_the_strata_and_depends_on_the_seed(tmp_path: Path) -> None:
