@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from emu.apps.fidelity.command import fidelity_command
+from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.board import groups_of, point_board
 from emu.apps.fidelity.points.cases import Job, configuration, emulate
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
@@ -164,6 +166,27 @@ def test_the_command_says_what_it_left_out(
     assert document["points"][0]["error_percent"].keys() == {"ttft_ms", "tpot_ms"}
     assert main(["fidelity", str(tmp_path), "-j", "1"]) == 0
     assert "1 points, 1 rows left out" in capsys.readouterr().out
+
+
+def test_each_engine_is_left_out_of_its_own_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"id": f"{engine}{gpu}", "engine": engine, "gpu": gpu, "version": ""}
+        for engine in ("vllm", "sglang")
+        for gpu in ("H100-SXM", "H200-SXM")
+    ]
+    table(tmp_path, *rows)
+    assert main(["fidelity", str(tmp_path), "--leave-out", "engine", "--json", "-j", "1"]) == 0
+    intervals = json.loads(capsys.readouterr().out)["intervals"]
+    assert {(one["group"], one["points"]) for one in intervals} == {("vllm", 2), ("sglang", 2)}
+    assert main(["fidelity", str(tmp_path), "--leave-out", "gpu", "-j", "1"]) == 0
+    assert "each of 2 GPUs left out" in capsys.readouterr().out
+
+
+def test_runs_know_no_engine_to_leave_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="engine is for point tables"):
+        fidelity_command(FidelityOptions(directory=tmp_path, leave_out="engine"))
 
 
 def test_a_table_without_a_usable_row_is_an_input_error(tmp_path: Path) -> None:
