@@ -171,7 +171,8 @@ class Wire(asyncio.Transport):
                 few = rng.choice((1, 7, 100, 4096))
             piece = bytes(self._sent[:few])
             del self._sent[:few]
-            self.peer.protocol.data_received(piece)
+            if not self.peer._is_closing:  # who closes reads no more
+                self.peer.protocol.data_received(piece)
         if self._sent:
             self._carry_later()
         elif self._is_closing:
