@@ -58,11 +58,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 def number_of(source: str, line: int | None, holder: Any, key: str, field: str = "") -> float:
     """A finite number of an object. Raises InputError with its place."""
     value = holder.get(key) if isinstance(holder, dict) else None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not abs(value) < math.inf:
-        problem = "missing" if value is None else f"expected a number, got {shown(value)}"
-        raise InputError(source, line, field or key, problem)
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
+        return float(value)
+    problem = "missing" if value is None else f"expected a number, got {shown(value)}"
+    raise InputError(source, line, field or key, problem)
 
 
 def count_of(source: str, line: int | None, value: Any, field: str) -> int:
