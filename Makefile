@@ -117,8 +117,15 @@ freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
 
-fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
+fuzz: $(STAMP)  ## 500,000 broken files for every reader: configurations, workloads, logs, runs, sweeps, tables, ... (20 minutes)
 	@$(PY) -m tests.chaos.fuzz_inputs --cases 200000
+	@$(PY) -m tests.chaos.fuzz_readers --cases 300000
+
+simulated: $(STAMP)  ## emu serve, threads and starts in simulation: 5,000 seeds (20 minutes), and each repair taken out again
+	@for repair in departures first-use starts; do \
+		$(PY) -m tests.chaos.simulated --seeds 0:200 --without $$repair > /dev/null 2>&1; \
+		test $$? = 4 || { echo "the defect that $$repair cures is not found"; exit 1; }; done
+	@$(PY) -m tests.chaos.simulated --seeds 0:5000
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50

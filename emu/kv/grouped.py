@@ -361,17 +361,18 @@ class GroupedPool:
             self._drop(table)
 
     def blocks_at(self, tokens: int) -> int:
-        """Blocks that a sequence of so many computed tokens holds when it arrives."""
+        """Blocks that a sequence of so many tokens, the last one not computed, arrives with."""
         return sum(len(self._kept_entries(group, tokens)) for group in self.layout.groups)
 
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """Blocks from `take` now belong to the request; its full ones are indexed."""
-        assert count == len(block_ids) == self.blocks_at(request.computed_tokens)
+        slots = request.computed_tokens + 1
+        assert count == len(block_ids) == self.blocks_at(slots)
         fresh = iter(block_ids)
         self._still.pop(request.request_id, None)
         tables = self._tables[request.request_id] = []
         for group in self.layout.groups:
-            kept = self._kept_entries(group, request.computed_tokens)
+            kept = self._kept_entries(group, slots)
             tables.append([NULL_BLOCK] * kept.start + [next(fresh) for _ in kept])
         self._count(request)
         self.index(request, 0, request.computed_tokens)
@@ -398,12 +399,12 @@ class GroupedPool:
             tables = self._tables[request.request_id] = [[] for _ in self.layout.groups]
         return tables
 
-    def _kept_entries(self, group: KvGroup, tokens: int) -> range:
-        """Entries of a table that hold blocks after so many tokens."""
+    def _kept_entries(self, group: KvGroup, slots: int) -> range:
+        """Entries of a table that hold blocks for so many tokens, the last one not computed."""
         if group.keeps == "state" and not self.prefix_caching:
             return range(self._state_slots)
-        last = ceil_div(tokens, group.block_tokens)
-        return range(min(group.skipped_tokens(tokens) // group.block_tokens, last), last)
+        last = ceil_div(slots, group.block_tokens)
+        return range(min(group.skipped_tokens(slots - 1) // group.block_tokens, last), last)
 
     def _missing(
         self, request: Request, target_tokens: int, hit: Hit, in_flight_tokens: int = 0

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from emu.config.presets import WORKLOADS
 from emu.errors import InputError
 from emu.options.shared import Traffic
-
-if TYPE_CHECKING:
-    pass
-
+from emu.workload.formats.csv_named import columns_of
 
 SOURCE: Final = "plan"
 
@@ -70,8 +67,14 @@ def traffic(options: Traffic) -> dict[str, Any]:
     if options.workload:
         if given:
             raise wrong(given[0], "a --workload file has its own lengths")
-        limit = {"limit": options.requests} if options.requests else {}
-        return {"path": str(options.workload), **limit}
+        table: dict[str, Any] = {"path": str(options.workload)}
+        if options.requests:
+            table["limit"] = options.requests
+        if options.columns:
+            table["columns"] = columns_of(options.columns)
+        return table
+    if options.columns:
+        raise wrong("--columns", "names columns of a --workload FILE")
     if not options.rate:
         raise wrong("--rate", "give requests per second, or a --workload file that has them")
     service: Mapping[str, Any]

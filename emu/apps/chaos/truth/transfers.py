@@ -367,7 +367,7 @@ class Transfers:
         arrived: dict[tuple[int, int, int], list[Record]],
     ) -> None:
         tape, seat = self._tape, self._tape.seats[record["source"]]
-        block = seat.scheduler.block_size
+        block = seat.page_tokens
 
         def whole_at(at_ns: int) -> int:
             reached = [
@@ -375,7 +375,7 @@ class Transfers:
                 for row in record["rows"]
             ]
             blocks = sum(-(-one // block) for one in reached)
-            return int(blocks * block * seat.kv_token_bytes)
+            return int(blocks * block * seat.kv_token_bytes + len(reached) * seat.state_bytes)
 
         allowed = {whole_at(record["at_ns"])}
         splits = set().union(*(layers[row] for row in record["rows"]))

@@ -135,8 +135,8 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
     """
     points: list[Point] = []
     unread: list[Unread] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.DictReader(file, restval="")
         missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
         if missing:
             raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
@@ -236,7 +236,7 @@ def _pool(
     return Servers(
         role=role,
         count=_whole(row, f"{prefix}workers", 1) if prefix else 1,
-        tensor_parallel=_whole(row, f"{prefix}tp", default),
+        tensor_parallel=max(1, _whole(row, f"{prefix}tp", default)),
         pipeline_parallel=_whole(row, f"{prefix}pp", 1),
         expert_parallel=_whole(row, f"{prefix}ep", 1),
     )
@@ -280,7 +280,7 @@ def _whole(row: Mapping[str, str], column: str, default: int | None = None) -> i
         value = float(text)
     except ValueError:
         raise _Left(f"{column} {text or '(not stated)'}") from None
-    if value != int(value) or value < 0:
+    if not value.is_integer() or value < 0:
         raise _Left(f"{column} {text}")
     return max(int(value), 1) if default == 1 else int(value)
 
