@@ -259,8 +259,8 @@ _ASTRA: Final = {
     ),
     "parity": Command(
         "Run LLMServingSim's own loop on the embedded executor; its clock to the nanosecond.",
-        "emu.cli.astra:ParityCommand",
-        "emu.cli.astra:parity",
+        "emu.cli.parity:ParityCommand",
+        "emu.cli.parity:parity",
         "For comparisons with that simulator: its habits (an idle clock in steps of 1 ms, late"
         " arrivals)\nare kept unless `--no-habits` is given. docs/lab/astra-sim.md says which.",
     ),

@@ -255,40 +255,15 @@ class Recorder:
             self._sampled = [_NOTHING] * len(replicas)
             self._sums = _NOTHING
             self._have_moved = False
-        running, used, total, prefill, decode = self._sums
         for replica in replicas:
             if not (looks_at_all or replica.is_stirred):
                 continue  # its figures are those of the sample before
-            replica_id = replica.replica_id
-            state = self._states[replica_id]
-            if state == "inactive" and is_shared[replica_id]:
+            if self._states[replica.replica_id] == "inactive" and is_shared[replica.replica_id]:
                 continue  # another replica is on its GPUs, or none
-            view = replica.view()
-            replica_prefill, replica_decode = view.tokens_produced
-            its_running, its_waiting = view.running_count, view.waiting_count
-            blocks_used, blocks_total = view.blocks_used, view.blocks_total
-            if its_waiting:
-                waiting += its_waiting
-                waiting_tokens += view.waiting_tokens
-            elif not its_running:
-                replica.look_for_rest()
-            before = self._sampled[replica_id]
-            running += its_running - before[0]
-            used += blocks_used - before[1]
-            total += blocks_total - before[2]
-            prefill += replica_prefill - before[3]
-            decode += replica_decode - before[4]
-            self._sampled[replica_id] = (
-                its_running,
-                blocks_used,
-                blocks_total,
-                replica_prefill,
-                replica_decode,
-            )
-            self.per_replica.add(
-                at_ns, replica_id, state, its_running, its_waiting, blocks_used, blocks_total
-            )
-        self._sums = (running, used, total, prefill, decode)
+            its_waiting, its_tokens = self._sample_replica(at_ns, replica)
+            waiting += its_waiting
+            waiting_tokens += its_tokens
+        running, used, total, prefill, decode = self._sums
         sample = Sample(
             time_ns=at_ns,
             replicas=self._counts,
@@ -308,6 +283,31 @@ class Recorder:
         self.series.add(sample)
         for observer in self._observers:
             observer.sampled(sample)
+
+    def _sample_replica(self, at_ns: int, replica: ReplicaHandle) -> tuple[int, int]:
+        """A replica's row, and what it changes in the sums; requests and tokens that wait there."""
+        replica_id = replica.replica_id
+        view = replica.view()
+        waiting, waiting_tokens = view.waiting_count, 0
+        prefill, decode = view.tokens_produced
+        now = (view.running_count, view.blocks_used, view.blocks_total, prefill, decode)
+        if waiting:
+            waiting_tokens = view.waiting_tokens
+        elif not now[0]:
+            replica.look_for_rest()
+        before, sums = self._sampled[replica_id], self._sums
+        self._sums = (
+            sums[0] + now[0] - before[0],
+            sums[1] + now[1] - before[1],
+            sums[2] + now[2] - before[2],
+            sums[3] + now[3] - before[3],
+            sums[4] + now[4] - before[4],
+        )
+        self._sampled[replica_id] = now
+        self.per_replica.add(
+            at_ns, replica_id, self._states[replica_id], now[0], waiting, now[1], now[2]
+        )
+        return waiting, waiting_tokens
 
     def flush(self) -> None:
         """Let what has happened so far be seen in the files."""

@@ -86,30 +86,24 @@ def engine_plan(
     """
     memory_bytes = int(memory_gib * GIB)
     usable_bytes = int(memory_gib * GIB * utilization)
-    physical = sizes.stage_weight_bytes(spec, tp, pp, ep, dtype)
-    charged = max(physical) if exact_weights else engine_weight_bytes(spec, tp, pp, ep, dtype)
-    weights = max(0, charged - outside_bytes)
+    drafter_bytes = 0 if draft is None else draft.weight_bytes(dtype)
+    on_stages = sizes.stage_weight_bytes(spec, tp, pp, ep, dtype)
+    charged = max(on_stages) if exact_weights else engine_weight_bytes(spec, tp, pp, ep, dtype)
+    weights = max(0, charged - outside_bytes) + drafter_bytes
     kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
-    per_token = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
-    whole_token = sizes.kv_bytes_per_token(spec, kv_dtype)
-    if draft is not None:
-        drafter_bytes = draft.weight_bytes(dtype)
-        weights += drafter_bytes
-        physical = tuple(size + drafter_bytes for size in physical)
-        per_token += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
-        whole_token += draft.kv_bytes_token(kv_dtype)
+    per_token, whole_token = _token_bytes(spec, kv_dtype, tp, pp, draft)
     if weights > memory_bytes:
         needs = f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs"
         raise _too_large(needs, memory_gib, source)
-    kv_bytes = usable_bytes - weights - reserve_bytes - slot_bytes
+    kept = weights + reserve_bytes + slot_bytes
+    kv_bytes = int((memory_bytes - kept) * utilization) if of_free else usable_bytes - kept
     if of_free:
-        kv_bytes = int((memory_bytes - weights - reserve_bytes - slot_bytes) * utilization)
         usable_bytes = weights + max(0, kv_bytes)
     plan = MemoryPlan(
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
         weight_bytes_rank=weights,
-        physical_weight_bytes=physical,
+        physical_weight_bytes=tuple(size + drafter_bytes for size in on_stages),
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
@@ -120,6 +114,18 @@ def engine_plan(
         num_blocks=0,
     )
     return _with_blocks(plan, source)
+
+
+def _token_bytes(
+    spec: ModelSpec, kv_dtype: str, tp: int, pp: int, draft: Draft | None
+) -> tuple[int, int]:
+    """KV of a token, a drafter's too: on a rank, and whole."""
+    on_rank = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
+    whole = sizes.kv_bytes_per_token(spec, kv_dtype)
+    if draft is not None:
+        on_rank += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
+        whole += draft.kv_bytes_token(kv_dtype)
+    return on_rank, whole
 
 
 def _too_large(needs: str, memory_gib: float, source: str) -> InputError:
