@@ -168,13 +168,23 @@ def _model(point: Point, configs: Path | None) -> Iterable[str]:
     stored = spec.linear_dtype or spec.expert_dtype
     told = {kind for kind in (spec.linear_dtype, spec.expert_dtype) if kind}
     bits = _BITS.get(point.precision, 0)
-    if told and bits and all(weight_bytes(8192, kind) // 1024 != bits for kind in told):
+    if told and bits and all(weight_bytes(8192, kind) // 1024 > bits for kind in told):
+        # A row may name wider activations (gpt-oss in fp8), not narrower weights.
         problem = f"{point.model} has weights of {stored}, the row says {point.precision}"
         raise InputError(point.point_id, None, "precision", problem)
     if not stored and point.precision in _STORED:
         yield f'dtype = "{_STORED[point.precision]}"'
-    if point.gpu.startswith(_NARROW_KV):
+    if point.gpu.startswith(_NARROW_KV) or _is_calibrated(point):
         yield 'kv_cache_dtype = "fp8"'
+
+
+def _is_calibrated(point: Point) -> bool:
+    """Whether TensorRT-LLM takes keys and values of 8 bits from NVIDIA's checkpoint.
+
+    NVIDIA's checkpoints of Llama name them (hf_quant_config.json); vLLM is told by a flag.
+    """
+    is_narrow = _BITS.get(point.precision, 16) < 16
+    return point.engine == "tensorrt-llm" and is_narrow and "Llama-3" in point.model
 
 
 def _machines(point: Point) -> Iterable[str]:
