@@ -165,6 +165,27 @@ def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> No
     assert "has weights of fp8_block, the row says fp4" in emulate(Job(points[0])).refused
 
 
+def test_tensorrt_llm_takes_the_keys_and_values_that_nvidias_checkpoint_names(
+    tmp_path: Path,
+) -> None:
+    row = {"model": "nvidia/Llama-3.3-70B-Instruct", "gpu": "H200-SXM", "version": ""}
+    path = table(
+        tmp_path,
+        row | {"engine": "trtllm"},
+        row | {"engine": "trtllm", "precision": ""},
+        row | {"engine": "vllm"},
+    )
+    points, _ = read_points(path)
+    told = ["kv_cache_dtype" in configuration(Job(point)) for point in points]
+    assert told == [True, False, False]
+
+
+def test_a_row_may_name_activations_that_are_wider_than_the_weights(tmp_path: Path) -> None:
+    row = {"model": "openai/gpt-oss-120b", "precision": "fp8", "gpu": "H200-SXM"}
+    points, _ = read_points(table(tmp_path, row))
+    assert 'name = "openai/gpt-oss-120b"' in configuration(Job(points[0]))
+
+
 def test_a_peers_errors_stand_beside(tmp_path: Path) -> None:
     table(tmp_path, {})
     (tmp_path / "peer.csv").write_text("id,tool,ttft_ms,tpot_ms\na,other,75,9\n", encoding="utf-8")
