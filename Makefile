@@ -121,6 +121,12 @@ fuzz: $(STAMP)  ## 500,000 broken files for every reader: configurations, worklo
 	@$(PY) -m tests.chaos.fuzz_inputs --cases 200000
 	@$(PY) -m tests.chaos.fuzz_readers --cases 300000
 
+simulated: $(STAMP)  ## emu serve, threads and starts in simulation: 5,000 seeds (20 minutes), and each repair taken out again
+	@for repair in departures first-use starts; do \
+		$(PY) -m tests.chaos.simulated --seeds 0:200 --without $$repair > /dev/null 2>&1; \
+		test $$? = 4 || { echo "the defect that $$repair cures is not found"; exit 1; }; done
+	@$(PY) -m tests.chaos.simulated --seeds 0:5000
+
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50
 

@@ -349,8 +349,6 @@ def _obstacle(
     tensor_parallel, pipeline_parallel = degrees
     if pipeline_parallel > model.layers:
         return f"{model.layers} layers make no {pipeline_parallel} stages"
-    if pipeline_parallel > 1 and model.special_layers:
-        return "emu does not split unlike layers over stages"
     if model.heads % tensor_parallel:
         return f"{model.heads} attention heads cannot be shared by {tensor_parallel} GPUs"
     if tensor_parallel > question.gpus_per_node:
