@@ -138,8 +138,8 @@ def point_board(
     """
     points, unread, homes = _found(directory, only)
     usable = [point for point in points if point.drafts in ("none", UNKNOWN)]
-    stated = (p for p in points if p.drafts not in ("none", UNKNOWN))
-    unread += [Unread(p.point_id, f"drafts are not emulated here: {p.drafts}") for p in stated]
+    told = (p for p in points if p.drafts not in ("none", UNKNOWN))
+    unread += [Unread(p.point_id, f"drafts are not emulated here: {p.drafts}") for p in told]
     drawn = sampled(usable, sample, seed)
     if not drawn:
         reasons = Counter(one.reason for one in unread).most_common(3)
