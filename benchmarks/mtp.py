@@ -3,7 +3,8 @@
     python -m benchmarks.mtp
 
 A step of plain decodes beside a step that verifies drafts and makes the next ones, in time for a
-token, without overlap of exchanges. Acceptance is the published one of the model (`emu/features/speculation/published.py`).
+token, without overlap of exchanges. Acceptance is the published one of the model
+(`emu/features/speculation/published.py`).
 Sources: SGLang, docs/basic_usage/deepseek_v3.md at 0f4513c2 (TP 8, three drafts by default); LMSYS,
 2025-07-17 (128 sequences of a GPU, 12 of 16 machines decode, one draft).
 """
