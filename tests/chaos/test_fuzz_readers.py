@@ -78,6 +78,7 @@ def test_ranges_without_an_end_are_refused(tmp_path: Path) -> None:
     "whole",
     [
         SGLANG | {"max_concurrency": 2**31},
+        VLLM | {"start_times": [10**30, 1, 2]},
         {"benchmarks": [{"requests": {"successful": GUIDELLM["benchmarks"][0]["requests"]["successful"], "errored": 1.5}}]},
     ],
 )  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from emu.errors import InputError, shown
 
@@ -58,10 +58,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 def number_of(source: str, line: int | None, holder: Any, key: str, field: str = "") -> float:
     """A finite number of an object. Raises InputError with its place."""
     value = holder.get(key) if isinstance(holder, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        problem = "missing" if value is None else f"expected a number, got {shown(value)}"
-        raise InputError(source, line, field or key, problem)
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
+        return float(value)
+    problem = "missing" if value is None else f"expected a number, got {shown(value)}"
+    raise InputError(source, line, field or key, problem)
 
 
 def count_of(source: str, line: int | None, value: Any, field: str) -> int:
