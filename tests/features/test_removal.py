@@ -17,8 +17,8 @@ COMMON = frozenset({"eviction"})
 
 NAMED_IN_MAX = {
     "speculation": (r"[Ss]peculati", 2),
-    "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 15),
-    "images": (r"\bimages\b|mm_per_prompt|vision tower", 13),
+    "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 12),
+    "images": (r"\bimages\b|mm_per_prompt|vision tower", 11),
     "skip_prefill": (r"skip_prefill", 3),
     "retention": (r"retain_s", 0),
     "eviction": (r"scheduler\.eviction|own eviction", 1),
@@ -26,10 +26,13 @@ NAMED_IN_MAX = {
 }
 """What a feature is called in the sources, and in how many files besides its own. Only shrinks.
 
-Not counted: what clients may say on the wire (`emu/apps/serve`), and the judges of random worlds,
-who share nothing with the code that they judge.
+Not counted: what clients may say on the wire and files of workloads in their formats, and the judges
+of random worlds, which share nothing with the code that they judge.
 """
-APART = ("emu/apps/serve/", "emu/apps/chaos/truth/")
+APART = (
+    *("emu/apps/serve/", "emu/apps/chaos/truth/"),
+    *("emu/workload/formats/", "emu/workload/logs/"),
+)
 
 
 @pytest.mark.slow
