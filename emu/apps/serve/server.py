@@ -276,6 +276,7 @@ class LiveServer:
         ports = [port_of(s) for s in self._endpoint_sockets]
         fleet = Fleet(service, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
+        service.ports = ports
         if options.kv_events_port is not None:
             wire = service.wire
             fleet.events = KvEvents(service, fleet.endpoints, options.kv_events_port, wire)
