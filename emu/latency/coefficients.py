@@ -332,3 +332,10 @@ def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
         if name and has_surfaces(f"{name}.{engine}"):
             return msgspec.structs.replace(kernels, surfaces=f"{name}.{engine}")
     return kernels
+
+
+def kernels_told(gpu: GpuSpec) -> str:
+    """How far GPU times may be off, and which GPU's kernels were measured, in words."""
+    kernels = kernels_of(gpu)
+    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
+    return f"GPU time +- {kernels.spread:g} %: {source}"

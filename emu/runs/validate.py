@@ -19,7 +19,7 @@ from emu.config.places import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
-from emu.latency.coefficients import kernels_of
+from emu.latency.coefficients import kernels_told
 from emu.process.console import open_console
 from emu.runs.crowding import crowded
 from emu.units import NS_PER_S
@@ -158,9 +158,7 @@ def _latency_fact(replica: ReplicaPlan) -> str:
     backend = replica.latency.backend
     if backend != "roofline":
         return backend
-    kernels = kernels_of(replica.gpu)
-    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
-    return f"{backend} (GPU time +- {kernels.spread:g} %: {source})"
+    return f"{backend} ({kernels_told(replica.gpu)})"
 
 
 def _kv_facts(replica: ReplicaPlan) -> dict[str, str]:
