@@ -47,7 +47,6 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
         ),
         **dict.fromkeys(("replicas.engine", "models.engine"), _WHOLE),
         **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
-        "autoscale.pin_gib_per_s": "one more delay before a read, as cold_start_s",
         **dict.fromkeys(
             (
                 *("router.admission_own", "router.decode_policy_own", "migration.own"),
