@@ -69,7 +69,7 @@ def _changes_named() -> list[str]:
 
 
 def _changes(runs: Sequence[Figures]) -> list[str]:
-    """Of BlitzScale, the first."""
+    """Changes of BlitzScale, the first run, against the others."""
     blitz, *others = runs
     ttft = [f"{blitz.ttft_ms_mean / run.ttft_ms_mean - 1:+.0%}" for run in others]
     tbt = [
