@@ -529,7 +529,7 @@ def _check_alike(users: list[ReplicaPlan], source: str) -> None:
             ("model", first.model.name, other.model.name),
             ("dtype", first.dtype, other.dtype),
             ("kv_cache_dtype", first.kv_dtype, other.kv_dtype),
-            ("block_size", first.scheduler.block_size, other.scheduler.block_size),
+            ("block_size", first.page_tokens, other.page_tokens),
         ):
             if one != two:
                 raise InputError(

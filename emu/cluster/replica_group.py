@@ -148,13 +148,13 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
     keeps_groups = (
         isinstance(scheduler, VllmTable)
         and (is_alone or has_states(group.model))
-        and not group.config.network.tiers
+        and (not group.config.network.tiers or has_states(group.model))
     )
     model, source = group.model, f"{group.source}: {group.key}"
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
     if has_states(model) and not keeps_groups:
-        problem = f"{model.name} has layers with states: it needs policy vllm and no KV tiers"
+        problem = f"{model.name} has layers with states: it needs policy vllm"
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None

@@ -1,7 +1,8 @@
-"""Models with states in roles, pipelines and live migration: what moves, and what a rank keeps."""
+"""Models with states in roles, pipelines, live migration and tiers: what moves, and what is kept."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,48 @@ def test_a_rank_of_a_pipeline_has_pages_for_its_own_layers() -> None:
     one, two = (kv_layout(model, "bfloat16", stages=stages) for stages in (1, 2))
     assert [group.keeps for group in one.groups] == [group.keeps for group in two.groups]
     assert one.block_bytes == 2 * two.block_bytes  # 48 layers, each kind at even distances
+
+
+def turns(path: Path) -> str:
+    """Eight conversations of six turns: each turn repeats what came before it."""
+    lines = [
+        {
+            "arrival_time_ns": (turn * 8 + one) * 60_000_000,
+            "input_toks": 600 + 400 * turn + 37 * one,
+            "output_toks": 5,
+            "input_tok_ids": [one * 100_000 + at for at in range(600 + 400 * turn + 37 * one)],
+        }
+        for turn in range(6)
+        for one in range(8)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def with_tiers(tmp_path: Path, tiers: list[str]) -> list[dict[str, str]]:
+    """A pool that holds two or three of the conversations."""
+    run_config(
+        tmp_path / "out",
+        model={"name": "LiquidAI/LFM2-2.6B", "max_model_tokens": 8192},
+        nodes=[{"gpu": "H100-SXM5-80GB", "gpus": 1, "host_memory_gib": 64.0}],
+        scheduler={"num_blocks": 600},
+        network={"tiers": tiers},
+        workload={"path": turns(tmp_path / "w.jsonl")},
+    )
+    return rows_of(tmp_path / "out")
+
+
+def test_a_tier_brings_back_kv_and_the_state_at_its_end(tmp_path: Path) -> None:
+    assert {row["storage_cache_hit"] for row in with_tiers(tmp_path, [])} == {"0"}
+    rows = with_tiers(tmp_path, ["cpu"])
+    hits = [int(row["storage_cache_hit"]) for row in rows if row["storage_cache_hit"] != "0"]
+    assert len(hits) > 30
+    model = lookup_model("LiquidAI/LFM2-2.6B")
+    page = kv_layout(model, "bfloat16").block_tokens
+    assert all(hit % page == 0 for hit in hits)
+    moved = summary_of(tmp_path / "out")["bytes_moved"]
+    token = sizes.kv_bytes_per_token(model, "bfloat16")
+    assert moved["kv_recall"] == sum(hits) * token + len(hits) * sizes.state_bytes(model)
+    # A state goes down only where a step ended: fewer than blocks of KV.
+    blocks = sum((int(row["prompt_toks"]) + 4) // page for row in rows)
+    assert moved["kv_offload"] < blocks * (page * token + sizes.state_bytes(model))

@@ -67,7 +67,6 @@ def draw_states(seed: int, tables: Tables) -> None:
         is_plain
         and tables["scheduler"]["policy"] == "vllm"
         and tables["latency"]["backend"] in COSTED
-        and not tables["network"].get("tiers")
         and not any(_has_own_tables(group) for group in groups)
         and not any(are_forbidden(tables, mode) for mode in (WINDOWS, STATES, CACHED_STATES))
         and not any(feature.keeps_model(tables) for feature in features_in(tables))
