@@ -131,8 +131,8 @@ _MANY: Final = {
     ),
     "scorecard": Command(
         "An outside router's choices in a live session beside emu's routers and an oracle.",
-        "emu.apps.scorecard.options:ScorecardOptions",
-        "emu.apps.scorecard.command:scorecard_command",
+        "emu.apps.whatif.scorecard.options:ScorecardOptions",
+        "emu.apps.whatif.scorecard.command:scorecard_command",
         "The same arrivals under each router: latencies, objectives, prefix hits, imbalance; and"
         " the regret of\ndecisions (what the best replica in hindsight would have saved).",
         ("emu scorecard runs/live --routers prefix_aware load",),

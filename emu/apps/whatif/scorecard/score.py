@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.apps.scorecard.options import ScorecardOptions
 from emu.apps.whatif.changes import Change, changes
 from emu.apps.whatif.latencies import Floats
 from emu.apps.whatif.regret import Regret, alternatives, chosen_decisions, regret_of
+from emu.apps.whatif.scorecard.options import ScorecardOptions
 from emu.apps.whatif.variants import Outcome, Variant, run_variant, with_lines
 from emu.cluster.plan import Plan, make_plan
 from emu.config.names import INPUT_BYTES_MAX, read_file

@@ -9,10 +9,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from emu.apps.scorecard.options import ScorecardOptions
-from emu.apps.scorecard.score import Row, Scorecard, score
 from emu.apps.shared.answer import Reply, json_text, tell
 from emu.apps.whatif.answer import change_text, decision_cells
+from emu.apps.whatif.scorecard.options import ScorecardOptions
+from emu.apps.whatif.scorecard.score import Row, Scorecard, score
 from emu.process.console import open_console
 from emu.report.atomic import write_text
 from emu.report.page.pages import page

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from emu.apps.scorecard.command import scorecard_command
-from emu.apps.scorecard.options import ScorecardOptions
-from emu.apps.scorecard.score import OUTSIDE, read_lines, score
+from emu.apps.whatif.scorecard.command import scorecard_command
+from emu.apps.whatif.scorecard.options import ScorecardOptions
+from emu.apps.whatif.scorecard.score import OUTSIDE, read_lines, score
 from emu.errors import InputError
 from tests.serve.live import PREFILL_DECODE, Live, run, tables
 from tests.serve.test_fleet import DECODE_FIRST, complete, endpoints
