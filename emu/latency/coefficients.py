@@ -265,6 +265,13 @@ def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
     )
 
 
+def is_measured(gpu: GpuSpec, engine: str = "") -> bool:
+    """Whether kernels were measured on just this GPU, not on another of its architecture."""
+    return gpu.name in kernels_of(gpu).measured.split(", ") or (
+        bool(engine) and has_surfaces(f"{gpu.name}.{engine}")
+    )
+
+
 def with_static_inputs(kernels: Kernels) -> Kernels:
     """With products of 8 bits whose inputs have scales known beforehand (TensorRT-LLM).
 
@@ -332,3 +339,10 @@ def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
         if name and has_surfaces(f"{name}.{engine}"):
             return msgspec.structs.replace(kernels, surfaces=f"{name}.{engine}")
     return kernels
+
+
+def kernels_told(gpu: GpuSpec) -> str:
+    """How far GPU times may be off, and which GPU's kernels were measured, in words."""
+    kernels = kernels_of(gpu)
+    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
+    return f"GPU time +- {kernels.spread:g} %: {source}"

@@ -23,6 +23,7 @@ import msgspec
 
 from emu.apps.plan.answer import Answer, Bound, Ranked, Reading
 from emu.apps.plan.costs import costs_of
+from emu.apps.plan.day import day_of
 from emu.apps.plan.doubt import Doubt, engine_part, interval_of, measure_of
 from emu.apps.plan.headroom import headroom
 from emu.apps.plan.intervals import intervals_of
@@ -58,6 +59,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
 from emu.errors import InputError, RunError
+from emu.latency.coefficients import kernels_told
 from emu.options.shared import Workers
 from emu.report.atomic import write_text
 from emu.report.intervals import mean_of
@@ -200,6 +202,17 @@ class Finding:
             ),
         )
 
+    def rests_on(self, layout: Layout) -> str:
+        """The measured runs and kernels behind a layout's times, of each of its kinds of GPUs."""
+        told = []
+        for kind in layout.gpus:
+            known = self.worlds.known(layout, kind)
+            words = [f"engine {known.base}: {known.known.source}"] if known else []
+            if self.worlds.model is not None:
+                words.append(kernels_told(kind.spec))
+            told.append(f"{kind.name}: {'; '.join(words)}")
+        return " | ".join(told)
+
     @property
     def objectives(self) -> Sequence[Objective]:
         """Those of the question."""
@@ -326,6 +339,10 @@ def _answered(
     rows = [finding.ranked(trials, one, judge) for one in shown.values()]
     driver.line = f"{best.label}: headroom"
     room = headroom(driver, question, worlds, best, finding.plain)
+    day = None
+    if question.day:
+        driver.line = f"{best.label}: the day"
+        day = day_of(trials, best, judge, question.day)
     others = _others(finding, trials, shown)
     starts = [*shown.values(), *others]
     survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
@@ -354,6 +371,8 @@ def _answered(
         others=[finding.ranked(trials, one, finding.first) for one in others],
         headroom=room,
         doubt=finding.doubt(trials, best, judge, rows[0]),
+        day=day,
+        rests_on=finding.rests_on(best.layout),
         survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
         survive=question.survive,
         fates=fates,

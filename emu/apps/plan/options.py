@@ -73,6 +73,14 @@ class PlanOptions(Model, Traffic, Workers):
     max_num_seqs: Annotated[
         Sequence[int], Option("Running requests of a replica to try [as configured].", at_least=1)
     ] = ()
+    day: Annotated[
+        str,
+        Option(
+            "A day's curve, from hour: rate; the largest is --rate. What each hour needs, what to"
+            " reserve: 0=5,8=40,20=20.",
+            metavar="HOUR=RATE,...",
+        ),
+    ] = ""
     mix: Annotated[
         bool, Option("Prefill and decode replicas may have different kinds of GPUs.")
     ] = False

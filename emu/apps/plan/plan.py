@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from emu.apps.plan.answer import Answer
+from emu.apps.plan.day import curve_of
 from emu.apps.plan.files import write_answer
 from emu.apps.plan.find import Say, find_cluster, print_nothing
 from emu.apps.plan.layouts import MODES
@@ -92,6 +93,7 @@ def question_of(options: PlanOptions) -> Question:
         modes=modes,
         dtypes=_words(options.dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(options.seeds, is_trace="path" in table),
+        day=curve_of(options.day, options.rate),
         mixes=_mixes(options, gpus),
         confidence=CONFIDENCE if options.confidence is None else options.confidence,
         draws=options.draws,
@@ -124,6 +126,8 @@ def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequenc
         raise wrong("--zones", f"goes with --survive zone, not with {options.survive}")
     if options.survive and NOT_SCALED not in systems:
         raise wrong("--survive", "is for clusters that do not scale: add --autoscale none")
+    if options.day and systems != (NOT_SCALED,):
+        raise wrong("--day", "is for clusters whose hours are known; leave out --autoscale")
     if options.confidence is not None and not options.draws:
         raise wrong("--confidence", "is a part of the draws: needs --draws above 0")
     if options.duration is not None and options.workload:

@@ -97,6 +97,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Presets of [autoscale] to try; "none" = a cluster that does not scale."""
     scaling: dict[str, Any] = {}
     """Overrides of every configuration that scales (dotted keys)."""
+    day: tuple[tuple[float, float], ...] = ()
+    """(hour, requests per second) of a day's curve."""
     mixes: bool = False
     """Prefill and decode may have different kinds of GPUs."""
     confidence: float = 0.9

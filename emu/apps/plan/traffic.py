@@ -99,3 +99,12 @@ def traffic(options: Traffic) -> dict[str, Any]:
         **{key: dict(part) if isinstance(part, Mapping) else part for key, part in service.items()},
     }
     return {"synthetic": synthetic}
+
+
+def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """The keys that make the traffic `factor` times as dense; none at 1, the run of the search."""
+    if factor == 1.0:
+        return {}
+    if "path" in plain["workload"]:
+        return {"workload.time_scale": plain["workload"].get("time_scale", 1.0) / factor}
+    return {"workload.synthetic.arrivals.rate_per_s": rate * factor}
