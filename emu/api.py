@@ -29,8 +29,9 @@ import numpy as np
 
 from emu.config.load import config_from_dict, load_config
 from emu.config.schema import Config
+from emu.documents import Document, DocumentView
 from emu.errors import EmuError, InputError
-from emu.plugins import named
+from emu.plugins.named import named
 from emu.report.atomic import find
 from emu.report.summary import Summary, read_summary
 from emu.runs.request_rows import Table, write_workload
@@ -154,10 +155,10 @@ class Result:
             _ = self.timeseries
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Document:
         """The whole configuration of the run, defaults filled in."""
-        content: dict[str, Any] = json.loads(self._file("run.json").read_text(encoding="utf-8"))
-        config: dict[str, Any] = content["config"]
+        content: Document = json.loads(self._file("run.json").read_text(encoding="utf-8"))
+        config: Document = content["config"]
         return config
 
     def write_report(self) -> Path:
@@ -174,8 +175,8 @@ class Result:
 
 
 def run(
-    config: str | Path | Mapping[str, Any] | Config,
-    overrides: Mapping[str, Any] | Sequence[str] = (),
+    config: str | Path | DocumentView | Config,
+    overrides: DocumentView | Sequence[str] = (),
     *,
     seed: int | None = None,
     output: str | Path | None = None,
@@ -222,8 +223,8 @@ def run(
 
 
 def _with_workload(
-    config: str | Path | Mapping[str, Any] | Config, workload: Table, place: Path
-) -> tuple[str | Path | Mapping[str, Any], list[str]]:
+    config: str | Path | DocumentView | Config, workload: Table, place: Path
+) -> tuple[str | Path | DocumentView, list[str]]:
     """The configuration without its own requests, and what names the file of the given ones."""
     if isinstance(config, Config):
         problem = "cannot be given with a Config; give a file or a dict"
@@ -235,9 +236,7 @@ def _with_workload(
     return config, [f"workload.path={where}", "workload.format='jsonl'"]
 
 
-def _loaded(
-    config: str | Path | Mapping[str, Any] | Config, texts: Sequence[str]
-) -> tuple[Config, str]:
+def _loaded(config: str | Path | DocumentView | Config, texts: Sequence[str]) -> tuple[Config, str]:
     """The configuration, and what it is called in messages."""
     if isinstance(config, Config):
         if texts:
@@ -452,7 +451,7 @@ def load(directory: str | Path) -> Result:
     return result
 
 
-def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+def override_texts(overrides: DocumentView) -> list[str]:
     """`{"router.policy": "random"}` as `KEY=VALUE` texts. Raises InputError for odd values."""
     return [f"{key}={_toml(value, key)}" for key, value in overrides.items()]
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emu.catalogue.model import ModelSpec
+from emu.documents import Document
 from emu.errors import InputError
 from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape, LatencyBackend
@@ -224,7 +225,7 @@ def _curves(path: Path, spec: ModelSpec, tp: int) -> dict[str, Curve]:
     points: dict[str, list[tuple[int, int]]] = {name: [] for name in operations}
     degrees: set[int] = set()
     for values in read_csv(path, columns):
-        row: dict[str, Any] = dict(zip(names, values, strict=True))
+        row: Document = dict(zip(names, values, strict=True))
         for fact, wanted in facts.items():
             if row[fact] != wanted:
                 problem = f"measured for {row[fact]}, but {spec.name} has {wanted}"

@@ -29,7 +29,7 @@ from emu.catalogue.hf_config import from_hf_config
 from emu.catalogue.model import (
     ModelSpec,
 )
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.errors import InputError
 from emu.process.prepared import prepared
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from emu.cli.commands import COMMANDS, GROUPS, HEADINGS
 from emu.cli.parser import Command, Parser, UsageError, parse, parser_of
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
 from emu.process.exits import fail, guarded
 
 FIRST_WORDS: Final = frozenset(name.partition(" ")[0] for name in COMMANDS)
@@ -44,7 +44,7 @@ def call(tokens: Sequence[str]) -> object:
     """Run the command line without the rim: errors are raised."""
     words = list(tokens)
     if NO_PLUGINS in words:
-        from emu.plugins import allow, forbid
+        from emu.plugins.named import allow, forbid
 
         forbid()
         try:
@@ -153,7 +153,7 @@ def _within(group: str, words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _explain_run() -> int:
     """`emu run` alone: what it needs."""
-    from emu.config.names import examples
+    from emu.config.input_files import examples
 
     print(
         "emu run needs a configuration:\n"

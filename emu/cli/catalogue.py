@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from rich import box
@@ -13,7 +12,8 @@ from emu.backends.aiconfigurator.database import covered_pairs
 from emu.catalogue import sizes
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
+from emu.documents import Document
 from emu.errors import InputError
 from emu.latency.coefficients import kernels_of
 from emu.process.console import open_console
@@ -49,7 +49,7 @@ def print_models(pattern: str = "", *, as_json: bool = False) -> None:
             console.print(f"  {name}: {gpus}", soft_wrap=True)
 
 
-def _model_figures(name: str) -> dict[str, Any]:
+def _model_figures(name: str) -> Document:
     model = lookup_model(name)
     return {
         "name": name,
@@ -79,10 +79,10 @@ def _print_json(rows: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
-def _gpu_figures(name: str) -> dict[str, Any]:
+def _gpu_figures(name: str) -> Document:
     gpu = lookup_gpu(name)
     kernels = kernels_of(gpu)
-    figures: dict[str, Any] = msgspec.to_builtins(gpu)
+    figures: Document = msgspec.to_builtins(gpu)
     return figures | {"uncertainty_percent": kernels.spread, "measured_on": kernels.measured}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
 from emu.options.declare import REQUIRED, Field, Options, fields_of
 
 _HELP_COLUMN: Final = 28

@@ -31,7 +31,7 @@ class InitOptions(Quiet):
 
 def init(options: InitOptions) -> int:
     """A commented cluster file."""
-    from emu.config.names import SCHEMA_DIRECTIVE, example_text
+    from emu.config.input_files import SCHEMA_DIRECTIVE, example_text
 
     file, text = options.file, example_text(options.example)
     if file.exists() and not options.force:

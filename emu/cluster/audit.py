@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from emu.cluster.plan import ReplicaPlan, groups_of
 from emu.config.schema import SloTable
+from emu.documents import Document
 from emu.errors import InvariantViolation
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
@@ -60,9 +61,9 @@ def run_facts(cluster: Cluster) -> RunFacts:
     )
 
 
-def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
+def _feature_figures(cluster: Cluster) -> dict[str, Document]:
     """What each feature says of the run, by its key in the summary."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Document] = {}
     for feature in cluster.plan.features:
         figures = feature.figures(cluster.replicas, cluster.gateway.doors)
         if figures is not None:
@@ -81,7 +82,7 @@ def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _expert_figures(cluster: Cluster, first: ReplicaPlan, group: WaveGroup) -> dict[str, Any]:
+def _expert_figures(cluster: Cluster, first: ReplicaPlan, group: WaveGroup) -> Document:
     """How evenly the ranks of a group were loaded, and what placing experts anew took."""
     from emu.latency.experts.routed import make_balance  # few groups say how they share
 

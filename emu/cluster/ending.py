@@ -14,7 +14,7 @@ from emu.cluster.gateway import Gateway
 from emu.errors import Stalled
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
-from emu.plugins import blamed
+from emu.plugins.blame import blamed
 from emu.replica.view import ReplicaHandle
 
 

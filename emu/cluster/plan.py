@@ -18,9 +18,10 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.cluster.replica_group import KERNEL_TIMES, Divided, ReplicaGroup, divide_memory, read_group
+from emu.config.engine_words import NO_ENGINE
 from emu.config.features import is_widened
 from emu.config.fleet import STATIC_PARTS
-from emu.config.names import NO_ENGINE, is_import_path
+from emu.config.names import is_import_path
 from emu.config.own import check_own
 from emu.config.places import placing
 from emu.config.schema import (
@@ -48,7 +49,8 @@ from emu.latency.engine import EngineModel
 from emu.latency.experts.setting import ExpertSetting
 from emu.network.placement import place
 from emu.network.topology import Machine, Topology, build_topology
-from emu.plugins import NamedClass, find_plugin
+from emu.plugins.named import NamedClass
+from emu.plugins.sources import find_plugin
 
 if TYPE_CHECKING:
     from emu.features.base import Feature

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import inspect
 
+from emu.config.engine_words import engine_moved
 from emu.config.features import with_keys
 from emu.config.kinds import (
     NUMBER_MAX,
@@ -26,17 +27,10 @@ from emu.config.kinds import (
     policy_of_engine,
     unions,
 )
-from emu.config.names import (
-    dotted,
-    engine_moved,
-    nearest,
-    quoted,
-    shown,
-    unknown_key,
-    unknown_value,
-)
 from emu.config.schema import Config, SchedulerTable
+from emu.config.suggestions import dotted, nearest, quoted, shown, unknown_key, unknown_value
 from emu.config.tables import Path, Problem
+from emu.documents import Document
 
 _INT_MAX: Final = 2**63 - 1
 _SWEEP: Final = "unknown key; a file with a base is a sweep: emu sweep FILE"
@@ -49,7 +43,7 @@ def unwrap(kind: inspect.Type) -> inspect.Type:
     return kind
 
 
-def check_document(raw: dict[str, Any]) -> list[Problem]:
+def check_document(raw: Document) -> list[Problem]:
     """Every problem of a document that should be a `Config`."""
     return _Checker().document(raw)
 
@@ -101,7 +95,7 @@ def _collect(struct: inspect.StructType, prefix: str, found: dict[str, str]) -> 
 class _Checker:
     def __init__(self) -> None:
         self.root = whole_schema()
-        self.raw: dict[str, Any] = {}
+        self.raw: Document = {}
 
     @functools.cached_property
     def elsewhere(self) -> dict[str, str]:
@@ -110,7 +104,7 @@ class _Checker:
         _collect(self.root, "", found)
         return found
 
-    def document(self, raw: dict[str, Any]) -> list[Problem]:
+    def document(self, raw: Document) -> list[Problem]:
         self.raw = raw
         return list(self._struct(self.root, raw, ()))
 
@@ -120,7 +114,7 @@ class _Checker:
         return self._struct(struct, raw, path)
 
     def _kind(
-        self, struct: inspect.StructType, value: dict[str, Any], path: Path
+        self, struct: inspect.StructType, value: Document, path: Path
     ) -> Iterator[Problem | inspect.StructType]:
         """The kind of a union's table, and what is wrong with its name or its keys."""
         union = unions()[struct.cls]

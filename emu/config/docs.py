@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import inspect
@@ -19,6 +19,7 @@ from emu.config.check import struct_of, table_info, unwrap, whole_schema
 from emu.config.features import with_keys
 from emu.config.kinds import KINDS, OWN_CLASS, PARTIAL_TABLES, Union, unions
 from emu.config.presets import PRESETS
+from emu.documents import Document
 
 _INTRO: Final = """\
 # Configuration
@@ -42,9 +43,9 @@ _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
 """Keys whose words the types do not tell."""
 
 
-def config_schema() -> dict[str, Any]:
+def config_schema() -> Document:
     """JSON Schema of the configuration, with descriptions."""
-    document: dict[str, Any] = msgspec.json.schema(with_keys(schema.Config))
+    document: Document = msgspec.json.schema(with_keys(schema.Config))
     definitions = document["$defs"]
     for base, union in unions().items():
         definitions[base.__name__] = _union_schema(base, union, definitions)
@@ -53,7 +54,7 @@ def config_schema() -> dict[str, Any]:
         described = {"description": properties[key]["description"]}
         if table in KINDS:  # of which kind depends on the table that it overrides
             union = unions()[table]
-            named: dict[str, Any] = {union.key: _words(union.words)}
+            named: Document = {union.key: _words(union.words)}
             for kind in union.structs:
                 named = definitions[kind.__name__]["properties"] | named
             whole = definitions[union.structs[0].__name__]
@@ -76,9 +77,7 @@ def config_schema() -> dict[str, Any]:
     }
 
 
-def _union_schema(
-    base: type[msgspec.Struct], union: Union, definitions: dict[str, Any]
-) -> dict[str, Any]:
+def _union_schema(base: type[msgspec.Struct], union: Union, definitions: Document) -> Document:
     """The kinds of a table, each with a definition of its own."""
     structs = union.structs
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
@@ -105,7 +104,7 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])}, or {words[-1]}"
 
 
-def _words(words: Sequence[str]) -> dict[str, Any]:
+def _words(words: Sequence[str]) -> Document:
     """A key that takes these words, or a class by import path if that is among them."""
     known = {"enum": [word for word in words if word != OWN_CLASS]}
     if OWN_CLASS not in words:

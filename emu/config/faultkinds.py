@@ -14,10 +14,11 @@ from msgspec import Struct, inspect
 
 from emu.config.check import check_document, table_info, unwrap
 from emu.config.kinds import fault_kinds, fault_of
-from emu.config.names import dotted
 from emu.config.schema import FaultTable
+from emu.config.suggestions import dotted
 from emu.config.tables import Problem
 from emu.config.tables.faults import ReplicaStage, RequestStage
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 
 REPLICA_STAGES: Final[tuple[str, ...]] = get_args(ReplicaStage)
@@ -109,7 +110,7 @@ def fault_problems(index: int, fault: FaultTable) -> Iterator[Problem]:
         yield (*here, "destination"), "is the source"
 
 
-def read_fault(raw: dict[str, Any]) -> FaultTable:
+def read_fault(raw: Document) -> FaultTable:
     """One table without `at_s`, for a fault that strikes now. Raises InputError, in one line."""
     tables = [raw | {"at_s": 0.0}]
     modernize(tables)
@@ -152,12 +153,12 @@ _NOT_GIVEN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "after_s": (0,),
     }
 )
-_IDLE: Final[Mapping[str, Any]] = MappingProxyType({"times": 1, "probability": 1})
+_IDLE: Final[DocumentView] = MappingProxyType({"times": 1, "probability": 1})
 """Values that said nothing, where the kind does not have the key."""
 _FOR_EVER: Final = "duration_s"
 
 
-def _drop_what_meant_nothing(fault: dict[str, Any], kind: type[FaultTable]) -> None:
+def _drop_what_meant_nothing(fault: Document, kind: type[FaultTable]) -> None:
     for key, values in _NOT_GIVEN.items():
         if key in fault and not isinstance(fault[key], bool) and fault[key] in values:
             del fault[key]

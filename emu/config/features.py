@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import importlib
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from emu.config.tables import Problem, Table
+from emu.documents import DocumentView
 
 if TYPE_CHECKING:
     from emu.config.schema import Config
@@ -142,5 +143,5 @@ def _reduced(table: msgspec.Struct) -> tuple[object, ...]:
     return _remade, (_MADE[type(table)], msgspec.structs.asdict(table))
 
 
-def _remade(plain: Struct, values: Mapping[str, Any]) -> msgspec.Struct:
+def _remade(plain: Struct, values: DocumentView) -> msgspec.Struct:
     return with_keys(plain)(**values)

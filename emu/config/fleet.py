@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from emu.config.schema import (
     ServedModelTable,
 )
 from emu.config.tables import Problem
+from emu.documents import Document
 
 STATIC_PARTS: Final = {"distserve_full": (1, 1), "distserve_half": (1, 2)}
 """Presets of static systems, and the part of the GPUs that they use."""
@@ -117,7 +118,7 @@ def expand_models(config: Config) -> Config:
 def _table(
     model: ServedModelTable, role: str, slots: Sequence[Sequence[int]], *, shared: bool
 ) -> ReplicaTable:
-    keys: dict[str, Any] = {
+    keys: Document = {
         name: getattr(model, name)
         for name in ModelTable.__struct_fields__
         if getattr(model, name) != getattr(ModelTable(), name) or name in ("name", "served_name")

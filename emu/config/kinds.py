@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import msgspec
 
+from emu.config.engine_words import ENGINES
 from emu.config.features import is_widened, with_keys
-from emu.config.names import ENGINES, is_import_path
+from emu.config.names import is_import_path
 from emu.config.schema import (
     AutoscaleTable,
     Config,
@@ -41,6 +42,7 @@ from emu.config.tables.latency import BACKENDS
 from emu.config.tables.routing import ROUTERS
 from emu.config.tables.scaling import PLANNERS
 from emu.config.tables.scheduling import SCHEDULERS
+from emu.documents import Document, DocumentView
 from emu.process.prepared import prepared
 
 Struct = type[msgspec.Struct]
@@ -78,7 +80,7 @@ class Union(NamedTuple):
         """All kinds, that of a class of the user's own last."""
         return [*self.kinds.values(), *([self.own] if self.own else [])]
 
-    def kind_of(self, table: Mapping[str, Any], default: str = "") -> Struct:
+    def kind_of(self, table: DocumentView, default: str = "") -> Struct:
         """The kind of a table as it stands in a file; that of `default` if it names none."""
         name = table.get(self.key, default or self.default)
         if not isinstance(name, str):
@@ -96,7 +98,7 @@ class Union(NamedTuple):
         words = zip(self.words, self.structs, strict=True)
         return [name for name, kind in words if key in kind.__struct_fields__]
 
-    def foreign(self, table: Mapping[str, Any]) -> list[str]:
+    def foreign(self, table: DocumentView) -> list[str]:
         """Keys of a table that only other kinds have; none where its kind is not known."""
         kind = self.kind_of(table)
         own = (self.key, *kind.__struct_fields__)
@@ -179,17 +181,17 @@ def unions() -> Mapping[Struct, Union]:
     return MappingProxyType({**wide, FaultTable: fault_kinds()})
 
 
-def fault_of(raw: Mapping[str, Any]) -> FaultTable:
+def fault_of(raw: DocumentView) -> FaultTable:
     """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
     made = msgspec.convert(raw, prepared(fault_kinds().kind_of(raw)))
     assert isinstance(made, FaultTable)
     return made
 
 
-def convert(raw: Mapping[str, Any]) -> Config:
+def convert(raw: DocumentView) -> Config:
     """A document as a `Config`. Raises msgspec.ValidationError."""
     rest = {key: value for key, value in raw.items() if key not in FIELDS}
-    made: dict[str, Any] = {}
+    made: Document = {}
     faults = rest.get("faults")
     if isinstance(faults, list) and faults and all(isinstance(fault, dict) for fault in faults):
         del rest["faults"]
@@ -204,7 +206,7 @@ def convert(raw: Mapping[str, Any]) -> Config:
     return msgspec.structs.replace(config, **made) if made else config
 
 
-def policy_of_engine(raw: Mapping[str, Any]) -> str:
+def policy_of_engine(raw: DocumentView) -> str:
     """The scheduler of a document that names an engine and no scheduler; empty: none is known."""
     engine = raw.get("engine")
     name = engine.get("name") if isinstance(engine, dict) else None
@@ -228,12 +230,12 @@ def _read(raw: object, kind: type[Kind]) -> Kind:
         return made
 
 
-def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
+def overridden(table: msgspec.Struct, changes: DocumentView) -> Any:
     """A table with some keys changed; a new kind keeps the keys that it shares with the old one.
 
     Raises msgspec.ValidationError.
     """
-    merged: dict[str, Any] = msgspec.to_builtins(table) | dict(changes)
+    merged: Document = msgspec.to_builtins(table) | dict(changes)
     base = next((base for base in KINDS if isinstance(table, base)), None)
     kind: Struct = type(table) if base is None else KINDS[base].kind_of(merged)
     if base is not None and tag_of(type(table)) != tag_of(kind):
@@ -243,13 +245,13 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
     return _read(merged, kind)
 
 
-def engine_with(table: EngineTable, changes: Mapping[str, Any]) -> EngineTable:
+def engine_with(table: EngineTable, changes: DocumentView) -> EngineTable:
     """An engine's table with some keys changed: another engine has its own version, and constants
     that were learned belong to the version that their file names.
 
     Raises msgspec.ValidationError.
     """
-    kept: dict[str, Any] = msgspec.to_builtins(table)
+    kept: Document = msgspec.to_builtins(table)
     if "name" in changes and changes["name"] != table.name:
         kept |= {"version": "", "learned": ""}
     if changes.get("learned"):
@@ -257,7 +259,7 @@ def engine_with(table: EngineTable, changes: Mapping[str, Any]) -> EngineTable:
     return msgspec.convert(kept | dict(changes), prepared(EngineTable))
 
 
-def is_faultless(raw: dict[str, Any]) -> bool:
+def is_faultless(raw: Document) -> bool:
     """What msgspec takes, and has nothing that only the walk judges, needs no walk.
 
     Most documents are like that, and the walk begins by asking for the types of all tables, which

@@ -24,15 +24,18 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.config.engine_words import ENGINES
 from emu.config.kinds import FIELDS, KINDS, convert, is_faultless, unions
-from emu.config.names import ENGINES, dotted, is_file_path, is_import_path, is_own_table
+from emu.config.names import is_file_path, is_import_path, is_own_table
 from emu.config.places import line_of, locate
 from emu.config.rules import semantic_problems
 from emu.config.schema import Config, EngineTable, ReplicaTable
+from emu.config.suggestions import dotted
 from emu.config.tables import OVERRIDE, Path, Problem
 from emu.config.tomlfile import parse_toml, read_toml
+from emu.documents import Document
 from emu.errors import InputError
-from emu.plugins import KEYS, are_forbidden, look_in, replaced
+from emu.plugins.named import KEYS, are_forbidden, look_in, replaced
 
 _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("model", "hf_config"), True),
@@ -68,29 +71,29 @@ def config_from_text(
 
 
 def config_from_dict(
-    raw: dict[str, Any],
+    raw: Document,
     overrides: Sequence[str] = (),
     source: str = "config",
     base_dir: FilePath = FilePath(),
 ) -> Config:
     """The same from nested dicts and lists; errors carry no line. `raw` is left as it is."""
-    copy: dict[str, Any] = msgspec.to_builtins(replaced(raw))
+    copy: Document = msgspec.to_builtins(replaced(raw))
     return _Loading(source, "", copy, base_dir).config(overrides)
 
 
-def effective_dict(config: Config) -> dict[str, Any]:
+def effective_dict(config: Config) -> Document:
     """The whole configuration, defaults filled in, as plain values in the schema's order.
 
     Without keys that mean nothing to its scheduler.
     """
-    plain: dict[str, Any] = msgspec.to_builtins(config)
+    plain: Document = msgspec.to_builtins(config)
     for key in config.scheduler.lacks:
         plain["scheduler"].pop(key, None)
     return plain
 
 
 class _Loading:
-    def __init__(self, source: str, text: str, raw: dict[str, Any], base_dir: FilePath) -> None:
+    def __init__(self, source: str, text: str, raw: Document, base_dir: FilePath) -> None:
         self.source = source
         self.text = text
         self.raw = raw
@@ -266,7 +269,7 @@ def _expanded(name: str) -> str:
     return os.path.expanduser(name) if name.startswith("~/") else name
 
 
-def fill_engine(raw: dict[str, Any]) -> None:
+def fill_engine(raw: Document) -> None:
     """Write the engine's version and scheduler into the document, in place: what runs is told.
 
     A learned file says itself which version it changes.

@@ -15,12 +15,13 @@ from msgspec import inspect
 
 from emu.config.check import struct_of, table_info, unwrap, whole_schema
 from emu.config.kinds import PARTIAL_TABLES, unions
-from emu.config.names import dotted, shown
+from emu.config.suggestions import dotted, shown
 from emu.config.tables import OVERRIDE, PARTS_MAX, Path
+from emu.documents import Document
 from emu.errors import InputError
 
 
-def apply_override(raw: dict[str, Any], text: str) -> Path:
+def apply_override(raw: Document, text: str) -> Path:
     """Change `raw` as `KEY=VALUE` says; the path that was set."""
     key, equals, value_text = text.partition("=")
     if not equals:
@@ -42,7 +43,7 @@ def apply_override(raw: dict[str, Any], text: str) -> Path:
 
 
 def _descend(
-    raw: dict[str, Any], parts: list[str]
+    raw: Document, parts: list[str]
 ) -> tuple[Path, inspect.Type | None, dict[Any, Any] | list[Any]]:
     """The holder of the last part, with the schema's type of the value (None: unknown key)."""
     holder: Any = raw

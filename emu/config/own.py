@@ -20,9 +20,11 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.config.names import dotted
+from emu.config.suggestions import dotted
 from emu.errors import InputError
-from emu.plugins import NamedClass, check_plugin, make_plugin
+from emu.plugins.loading import check_plugin
+from emu.plugins.making import make_plugin
+from emu.plugins.named import NamedClass
 from emu.process.prepared import prepared
 
 _KINDS: Final = frozenset(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from emu.config.kinds import KINDS
 from emu.config.schema import AutoscaleTable, HpaTable
 from emu.config.tables import tag_of
+from emu.documents import Document, DocumentView
 
 _LIVE = {"executor": "blitz", "multicast": "tanz", "nvlink": True, "mutate": True}
 
-PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+PRESETS: Final[Mapping[str, DocumentView]] = MappingProxyType(
     {
         "blitzscale": {**_LIVE, "live": True, "prune_sources": True},
         "multicast": {**_LIVE, "live": False, "prune_sources": True},
@@ -42,7 +43,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 )
 
 
-_LENGTHS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = MappingProxyType(
+_LENGTHS: Final[Mapping[str, tuple[DocumentView, DocumentView]]] = MappingProxyType(
     {
         # The medians that Splitwise (arXiv 2311.18677) gives for Azure's two services; the spreads
         # are round figures.
@@ -71,7 +72,7 @@ _LENGTHS: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = Map
         ),
     }
 )
-_REST: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+_REST: Final[Mapping[str, DocumentView]] = MappingProxyType(
     {
         "chat": {"sessions": {"turns_min": 1, "turns_max": 3, "tool_s": 20.0}},
         "agents": {
@@ -82,7 +83,7 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """A chat has two turns in the mean (LMSYS-Chat-1M); agents share instructions and tools."""
-WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+WORKLOADS: Final[Mapping[str, DocumentView]] = MappingProxyType(
     {
         name: MappingProxyType({"prompt": prompt, "output": output, **_REST.get(name, {})})
         for name, (prompt, output) in _LENGTHS.items()
@@ -91,7 +92,7 @@ WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 """Keys of [workload.synthetic] by `workload.preset`."""
 
 
-def _merge(table: dict[str, Any], keys: Mapping[str, Any]) -> None:
+def _merge(table: Document, keys: DocumentView) -> None:
     """Add what `table` lacks, inner tables key by key."""
     for key, value in keys.items():
         if isinstance(value, Mapping):
@@ -103,7 +104,7 @@ def _merge(table: dict[str, Any], keys: Mapping[str, Any]) -> None:
             table.setdefault(key, value)
 
 
-def fill_planner(raw: dict[str, Any]) -> None:
+def fill_planner(raw: Document) -> None:
     """Write the kind of [autoscale] that its preset says into the document, in place, where no key
     says it. Types are not checked yet."""
     table = raw.get("autoscale")
@@ -113,7 +114,7 @@ def fill_planner(raw: dict[str, Any]) -> None:
         table |= {key: value for key, value in named.items() if key == "planner"}
 
 
-def fill_preset(raw: dict[str, Any]) -> None:
+def fill_preset(raw: Document) -> None:
     """Add the keys of the document's presets that it does not give, in place."""
     workload = raw.get("workload")
     if isinstance(workload, dict) and workload.get("preset") and not workload.get("path"):

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from emu.config import names
+from emu.config import engine_words, names
 from emu.config.features import features_problems
 from emu.config.kinds import FIELDS, convert, engine_with, unions
-from emu.config.names import shown, unknown_value
 from emu.config.own import own_table
 from emu.config.schema import (
     ArrivalsTable,
@@ -33,7 +32,9 @@ from emu.config.schema import (
     VidurLayersTable,
     WorkloadTable,
 )
+from emu.config.suggestions import shown, unknown_value
 from emu.config.tables import Path, Problem, Table, tag_of
+from emu.documents import Document
 
 
 def semantic_problems(config: Config) -> list[Problem]:
@@ -54,12 +55,12 @@ def semantic_problems(config: Config) -> list[Problem]:
     ]
 
 
-def drop_idle(raw: dict[str, Any]) -> None:
+def drop_idle(raw: Document) -> None:
     """Take keys out of a document, in place, that are not read because of another key of their
     table: a random world draws all figures whatever the others are."""
     from emu.config.presets import fill_planner, fill_preset
 
-    filled: dict[str, Any] = msgspec.to_builtins({**raw, "faults": []})
+    filled: Document = msgspec.to_builtins({**raw, "faults": []})
     fill_planner(filled)
     for field, base in FIELDS.items():
         for key in unions()[base].foreign(filled.get(field) or {}):
@@ -112,7 +113,7 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
 def _engines(config: Config) -> Iterator[Problem]:
     """Each engine is modeled in its version, and learned constants belong to one."""
     yield from _engine((), config.engine, config.scheduler.policy)
-    groups: list[tuple[Path, dict[str, Any], dict[str, Any]]] = [
+    groups: list[tuple[Path, Document, Document]] = [
         *((("replicas", i), g.engine, g.scheduler) for i, g in enumerate(config.replicas)),
         *((("models", i), m.engine, m.scheduler) for i, m in enumerate(config.models)),
     ]
@@ -123,13 +124,13 @@ def _engines(config: Config) -> Iterator[Problem]:
 
 
 def _engine(here: Path, table: EngineTable, policy: str) -> Iterator[Problem]:
-    found = names.engine_problem(table.name, table.version)
+    found = engine_words.engine_problem(table.name, table.version)
     if found is not None:
         yield (*here, "engine", found[0]), found[1]
         return
-    if table.name == names.NO_ENGINE and table.learned:
+    if table.name == engine_words.NO_ENGINE and table.learned:
         yield (*here, "engine", "learned"), "engine none has no constants that a file could change"
-    problem = names.policy_problem(table.name, policy)
+    problem = engine_words.policy_problem(table.name, policy)
     if problem:
         yield (*here, "scheduler", "policy"), problem
 

@@ -8,7 +8,7 @@ where others import tables from.
 Annotations are evaluated here, not kept as text: msgspec would compile each of them at every start.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -85,6 +85,7 @@ from emu.config.tables.workload import (
     WorkloadPreset,
     WorkloadTable,
 )
+from emu.documents import Document
 from emu.units import s_to_ns
 
 
@@ -363,18 +364,14 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         bool,
         doc("Its `gpus` may belong to other shared replicas too; one of them is loaded at a time."),
     ] = False
-    engine: Annotated[dict[str, Any], doc("Keys of [engine] to override.")] = field(
+    engine: Annotated[Document, doc("Keys of [engine] to override.")] = field(default_factory=dict)
+    scheduler: Annotated[Document, doc("Keys of [scheduler] to override.")] = field(
         default_factory=dict
     )
-    scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
+    latency: Annotated[Document, doc("Keys of [latency] to override.")] = field(
         default_factory=dict
     )
-    latency: Annotated[dict[str, Any], doc("Keys of [latency] to override.")] = field(
-        default_factory=dict
-    )
-    model: Annotated[dict[str, Any], doc("Keys of [model] to override.")] = field(
-        default_factory=dict
-    )
+    model: Annotated[Document, doc("Keys of [model] to override.")] = field(default_factory=dict)
 
 
 class ServedModelTable(ModelTable, kw_only=True, frozen=True):
@@ -392,16 +389,14 @@ class ServedModelTable(ModelTable, kw_only=True, frozen=True):
         Count0, doc("Admission: more of its requests in the system are refused; 0 = unlimited.")
     ] = 0
     slo: Annotated[SloTable | None, doc("Its objectives; absent = those of [slo].")] = None
-    autoscale: Annotated[dict[str, Any], doc("Keys of [autoscale] to override.")] = field(
+    autoscale: Annotated[Document, doc("Keys of [autoscale] to override.")] = field(
         default_factory=dict
     )
-    engine: Annotated[dict[str, Any], doc("Keys of [engine] to override.")] = field(
+    engine: Annotated[Document, doc("Keys of [engine] to override.")] = field(default_factory=dict)
+    scheduler: Annotated[Document, doc("Keys of [scheduler] to override.")] = field(
         default_factory=dict
     )
-    scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
-        default_factory=dict
-    )
-    latency: Annotated[dict[str, Any], doc("Keys of [latency] to override.")] = field(
+    latency: Annotated[Document, doc("Keys of [latency] to override.")] = field(
         default_factory=dict
     )
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Final
 
-from emu.config import names
+from emu.config import input_files
 from emu.config.tables import PARTS_MAX
+from emu.documents import Document
 from emu.errors import InputError
 
 _BYTES_MAX: Final = 1 << 26
@@ -27,7 +28,7 @@ _SYNTAX_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
 _KEY_TUPLE = r"\(('[^)]*?),?\)"
 
 
-def read_toml(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
+def read_toml(path: str | FilePath, source: str) -> tuple[str, Document]:
     """The text of a file, and what it says. `source` names it in errors. Raises InputError."""
     text = _read_text(FilePath(path), source)
     return text, parse_toml(text, source)
@@ -35,7 +36,7 @@ def read_toml(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
 
 def _read_text(path: FilePath, source: str) -> str:
     try:
-        data = names.read_file(path, _BYTES_MAX)
+        data = input_files.read_file(path, _BYTES_MAX)
     except FileNotFoundError:
         raise InputError(source, None, "", "no such file") from None
     except IsADirectoryError:
@@ -77,7 +78,7 @@ def _refuse_long_keys(text: str, source: str) -> None:
         raise InputError(source, line, "", f"a key of more than {PARTS_MAX} parts")
 
 
-def parse_toml(text: str, source: str) -> dict[str, Any]:
+def parse_toml(text: str, source: str) -> Document:
     """What a text says. `source` names it in errors. Raises InputError."""
     _refuse_long_keys(text, source)
     try:

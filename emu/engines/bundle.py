@@ -1,7 +1,7 @@
 """What a serving engine of one version is made of, and what a replica is bound to.
 
 Pure. A new engine is a module beside `vllm.py` that fills an `Engine` for each version, its line in
-`registry.py`, and its words in `emu/config/names.py`.
+`registry.py`, and its words in `emu/config/engine_words.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from emu.catalogue.gpu import GpuSpec
-from emu.config.names import ENGINES, engine_label
+from emu.config.engine_words import ENGINES, engine_label
 from emu.config.schema import SchedulerTable
 from emu.kv.engine_memory import MemoryRule
 from emu.latency.context import KernelPaths

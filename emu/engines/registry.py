@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from emu.config.names import (
-    ENGINES,
-    NO_ENGINE,
-    engine_label,
-    engine_problem,
-    engine_words,
-)
+from emu.config.engine_words import ENGINES, NO_ENGINE, engine_label, engine_problem, engine_words
 from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
 from emu.config.tomlfile import read_toml
+from emu.documents import Document
 from emu.engines.bundle import BoundEngine, Engine, Server
 from emu.engines.sglang import SGLANG
 from emu.engines.tensorrt_llm import TENSORRT_LLM
@@ -132,7 +127,7 @@ def _engine_of(table: EngineTable, source: str, field: str) -> Engine:
 
 
 # --- constants in a file --------------------------------------------------------------------------
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Document:
     return read_toml(path, str(path))[1]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from emu.catalogue import sizes
+from emu.documents import DocumentView
 from emu.faults.expert_group import (
     Action,
     After,
@@ -270,7 +271,7 @@ class RankLoss:
                     found.append(f"group {group.name} serves with {wrong}, which it has lost")
         return found
 
-    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+    def figures(self) -> Mapping[str, DocumentView]:
         """What losses were to each group that had any."""
         return {
             one.group.name: {

@@ -28,11 +28,12 @@ from emu.catalogue.model import ModelSpec
 from emu.config.features import Struct, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Problem, Table
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.features.modes import MODES, Conflict, Seat
 from emu.latency.base import LatencyBackend
 from emu.latency.context import LatencyContext, PassPart
-from emu.plugins import NamedClass
+from emu.plugins.named import NamedClass
 from emu.request import Request
 from emu.scheduling.base import Scheduler
 from emu.scheduling.parts import Part
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 
     from emu.workload.opened import Facts
 
-Tables = dict[str, Any]
+Tables = Document
 """A configuration as plain tables."""
-Figures = Mapping[str, Any]
+Figures = DocumentView
 """A part of `summary.json`."""
 
 

@@ -13,13 +13,15 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import field
 
 from emu.config.features import keys_of
-from emu.config.names import is_import_path, unknown_value
+from emu.config.names import is_import_path
 from emu.config.own import make_own
 from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.suggestions import unknown_value
 from emu.config.tables import OWN, Path, Problem, Table, doc
+from emu.documents import Document
 from emu.features.base import Feature, OwnPolicy, Place
 from emu.features.modes import OTHER_SCHEDULER, Conflict
-from emu.plugins import NamedClass
+from emu.plugins.named import NamedClass
 from emu.policy.checks import index_of
 from emu.policy.views import RequestView
 from emu.request import Request
@@ -39,7 +41,7 @@ class Keys(Table, kw_only=True, frozen=True):
             "package.module:Class (then without leaps)."
         ),
     ] = _LAST
-    eviction_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    eviction_own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
 
 class Shortest:

@@ -7,13 +7,14 @@ declare: a cell that says no is a refusal that a configuration gets, with the wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from emu.config.check import table_info
 from emu.config.docs import key_table
+from emu.documents import Document, DocumentView
 from emu.features.base import Feature
 from emu.features.modes import MODES, Conflict
 from emu.features.registry import all_features, module_of
@@ -26,7 +27,7 @@ What an engine may have besides batching and KV: each is one module of `emu/feat
 the modules declare.
 
 """
-SMALL: Final[Mapping[str, Any]] = {
+SMALL: Final[DocumentView] = {
     "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 8}],
     "engine": {"name": "none"},
 }
@@ -94,7 +95,7 @@ def _title(other: str) -> str:
     return next((one.name for one in all_features() if module_of(one) == other), other)
 
 
-def examples() -> Iterator[tuple[str, str, dict[str, Any], Conflict | None]]:
+def examples() -> Iterator[tuple[str, str, Document, Conflict | None]]:
     """(feature, what with, tables with both, why they are refused) for each cell of the page."""
     features = all_features()
     for feature in features:
@@ -110,9 +111,9 @@ def examples() -> Iterator[tuple[str, str, dict[str, Any], Conflict | None]]:
             yield feature.name, other.name, tables, conflict_of(feature, other)
 
 
-def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def merged(*tables: DocumentView) -> Document:
     """Tables put together; of what both give, the later one counts."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for one in tables:
         for key, value in msgspec.to_builtins(one).items():
             before = found.get(key)

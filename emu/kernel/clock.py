@@ -33,7 +33,7 @@ from emu.kernel.life import TURN, live
 from emu.kernel.lock import Lock
 from emu.kernel.natives import heappop, heappush
 from emu.kernel.priorities import PRIORITY_CONTROL
-from emu.plugins import guarded
+from emu.plugins.blame import guarded
 
 PARK: Final = -1
 """A step returns this: there is nothing to do before the next message."""

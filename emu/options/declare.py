@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
 from emu.errors import InputError
 
 P = ParamSpec("P")

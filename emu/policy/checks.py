@@ -1,6 +1,6 @@
 """Answers of a user's own policies: one that is none is a PluginError.
 
-An exception in a policy passes, and `blamed` (`emu/plugins.py`) names it.
+An exception in a policy passes, and `blamed` (`emu/plugins/blame.py`) names it.
 """
 
 from __future__ import annotations

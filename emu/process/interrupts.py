@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from emu.plugins import is_plugin_file
+from emu.plugins.sources import is_plugin_file
 
 # An interrupt is a KeyboardInterrupt at any line of the program. Where two lines belong together (a
 # directory and the block that removes it, a process and the list that it stands in), signals are

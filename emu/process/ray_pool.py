@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from emu.documents import Document
 from emu.errors import InputError, RunError, needs_extra
 
 
@@ -25,7 +26,7 @@ class RayPool:
             import ray
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = ray
-        options: dict[str, Any] = {"num_cpus": jobs} if address == "local" else {}
+        options: Document = {"num_cpus": jobs} if address == "local" else {}
         package = str(Path(__file__).resolve().parents[1])
         try:
             ray.init(

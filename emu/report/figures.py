@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
+from emu.documents import Document
 from emu.errors import InputError, needs_extra
 from emu.report.compare import run_names
 from emu.report.compare_page import overlaid_cdfs, timelines
@@ -42,7 +43,7 @@ FIGURES: Final = (
     *("ttft-cdf", "tpot-cdf", "itl-cdf", "e2e-cdf", "timeline", "gpus", "gantt", "pareto"),
 )
 Cloud = tuple[list[float], list[float]]
-_KINDS: Final[dict[str, Any]] = {
+_KINDS: Final[Document] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
     "png": {"Software": None},

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.errors import InputError
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
+from emu.documents import Document
 from emu.replica.states import Marker, ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from emu.network.topology import Topology
 
 
-Record = dict[str, Any]
+Record = Document
 _ABSENT: Final = (ReplicaState.INACTIVE, ReplicaState.FAILED)
 
 

@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.config.names import json_object, read_input
+from emu.config.input_files import json_object, read_input
+from emu.documents import Document
 from emu.errors import InputError, shown
 from emu.report.compare import Floats
 
@@ -127,14 +128,14 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
     )
 
 
-def records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+def records(path: Path, data: bytes) -> Iterator[tuple[int, Document]]:
     """(line, record) of each line that is not empty; InputError at one that is no record."""
     for line, text in enumerate(data.split(b"\n"), start=1):
         if text.strip():
             yield line, json_object(path, line, text)
 
 
-def number_of(path: Path, line: int | None, record: dict[str, Any], key: str) -> float:
+def number_of(path: Path, line: int | None, record: Document, key: str) -> float:
     """A number of a record that was read. Raises InputError with its place."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -154,7 +155,7 @@ def tokens_of(path: Path, line: int | None, value: Any, key: str) -> int:
     return int(value)
 
 
-def request_ids(found: Sequence[dict[str, Any]]) -> list[int]:
+def request_ids(found: Sequence[Document]) -> list[int]:
     """`bench-17` -> 17 if all records have a number of their own, else their positions."""
     tails = [str(record.get("request_id", "")).rpartition("-")[2] for record in found]
     if all(tail.isascii() and tail.isdigit() and len(tail) < 19 for tail in tails):
@@ -164,7 +165,7 @@ def request_ids(found: Sequence[dict[str, Any]]) -> list[int]:
     return list(range(len(found)))
 
 
-def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
+def _read_bench(path: Path, result: Document) -> Measurement:
     duration = result.get("duration")
     makespan_s = float(duration) if isinstance(duration, (int, float)) else 0.0
     if "ttfts" not in result:
@@ -221,7 +222,7 @@ def _lengths(path: Path, key: str, values: list[Any]) -> NDArray[np.int64]:
     return np.array(read, dtype=np.int64)
 
 
-def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Measurement:
+def _bench_figures(path: Path, result: Document, makespan_s: float) -> Measurement:
     figures = {
         (metric, label): float(result[f"{statistic}_{key}_ms"])
         for metric, key in _SUMMARY_METRICS.items()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.report.drawn import SHOWN
 from emu.report.grid import Cells, html_table, text_table
@@ -142,7 +143,7 @@ def seed_mean(values: Sequence[float]) -> Mean:
     return Mean(mean.mean, None, mean.count) if is_still else mean
 
 
-def numbers_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def numbers_of(figures: Sequence[DocumentView]) -> dict[str, list[float]]:
     """The figures that all runs have as numbers, with the value of each run."""
     return {
         name: [float(one[name]) for one in figures]

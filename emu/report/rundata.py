@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.documents import Document
 from emu.errors import InputError, shown
 from emu.report.atomic import find
 from emu.report.gap_file import GapFile, read_gaps
@@ -92,9 +93,9 @@ class RunData(msgspec.Struct):
     marks: list[Mark]
     replicas: ReplicaRows | None
     gaps: GapFile | None
-    config: dict[str, Any]
+    config: Document
     """The resolved configuration from run.json; empty if the file is missing."""
-    origin: dict[str, Any]
+    origin: Document
     """The rest of run.json: file, command, versions; empty if the file is missing."""
 
     @property
@@ -263,7 +264,7 @@ def _read_replicas(path: Path | None) -> ReplicaRows | None:
     return ReplicaRows(*(np.frombuffer(column, dtype=np.int64) for column in columns))
 
 
-def _read_origin(path: Path | None) -> dict[str, Any]:
+def _read_origin(path: Path | None) -> Document:
     if path is None:
         return {}
     try:

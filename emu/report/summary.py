@@ -14,12 +14,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.config.schema import SloTable
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
@@ -100,7 +101,7 @@ class RunFacts(msgspec.Struct, kw_only=True):
     """Faults that found nothing to strike (a replica that was not in service), by kind."""
     energy_j: Mapping[str, float] | None = None
     """By part of the machine; None = not modeled."""
-    features: Mapping[str, Mapping[str, Any]] = {}
+    features: Mapping[str, DocumentView] = {}
     """Figures of features that replicas have, by their keys in the summary."""
     cost: float | None = None
     """Price of the GPU time; None = no prices given."""
@@ -228,7 +229,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """By served name, where there are several models."""
     pace: object = msgspec.UNSET
     """Live mode only: whether the machine kept up (docs/live.md)."""
-    features: dict[str, Any] = {}
+    features: Document = {}
     """Figures of features, by their keys in the file, where each stands for itself."""
     definitions: dict[str, str]
 
@@ -294,7 +295,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
     )
 
 
-def _throughputs(stats: RequestStats, joint: int | None) -> dict[str, Any]:
+def _throughputs(stats: RequestStats, joint: int | None) -> Document:
     duration_s = max(stats.last_token_ns - stats.first_arrival_ns, 0) / NS_PER_S
 
     def per_s(count: int) -> float:
@@ -338,9 +339,9 @@ def write_summary(path: Path, summary: Summary) -> None:
     write_bytes(path, msgspec.json.format(text, indent=2) + b"\n")
 
 
-def plain_summary(summary: Summary) -> dict[str, Any]:
+def plain_summary(summary: Summary) -> Document:
     """The summary as the file has it: figures of features stand beside all others."""
-    plain: dict[str, Any] = {}
+    plain: Document = {}
     for name, value in msgspec.to_builtins(summary).items():
         plain |= value if name == "features" else {name: value}
     return plain
@@ -368,7 +369,7 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
-def _latencies(metric: str, column_ns: array[int]) -> dict[str, Any]:
+def _latencies(metric: str, column_ns: array[int]) -> Document:
     if len(column_ns) == 0:
         return {f"{statistic}_{metric}_ms": 0.0 for statistic in STATISTICS}
     values_ns = ascending(column_ns)
@@ -401,7 +402,7 @@ def _percentile(ascending: Sequence[int], percent: int) -> float:
     return low + (high - low) * part
 
 
-def _gap_latencies(gaps: GapStats) -> dict[str, Any]:
+def _gap_latencies(gaps: GapStats) -> Document:
     figures = (
         gaps.mean_ns,
         gaps.percentile_ns(50),
@@ -461,9 +462,9 @@ def _column(stats: RequestStats, name: str) -> NDArray[np.int64]:
     return np.frombuffer(stats.columns[name], dtype=np.int64)
 
 
-def figures_of(summary: Summary) -> dict[str, Any]:
+def figures_of(summary: Summary) -> Document:
     """All figures of a summary by dotted name."""
-    figures: dict[str, Any] = {}
+    figures: Document = {}
     for name, value in plain_summary(summary).items():
         if name in LEFT_OUT:
             continue

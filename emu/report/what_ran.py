@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from emu.documents import Document
 from emu.report.rundata import RunData
 
 
@@ -44,7 +44,7 @@ def known_text(run: RunData) -> str:
     return f"engine known to {known}" if known and isinstance(known, str) else ""
 
 
-def workload_text(config: dict[str, Any]) -> str:
+def workload_text(config: Document) -> str:
     """The workload in a few words: its file, or what is drawn."""
     workload = config.get("workload", {})
     if workload.get("path"):

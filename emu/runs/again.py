@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.config.input_files import json_object, read_input
 from emu.config.load import config_from_dict
-from emu.config.names import is_file_path, json_object, read_input
+from emu.config.names import is_file_path
 from emu.config.schema import Config
+from emu.documents import Document
 from emu.errors import InputError, RunError
-from emu.plugins import look_in
+from emu.plugins.named import look_in
 from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import find
@@ -97,7 +99,7 @@ def config_again(directory: Path, *, plugins: bool = False) -> tuple[Config, str
     return config, content["config_file"] or str(directory)
 
 
-def _made_again(directory: Path, *, plugins: bool) -> tuple[Config, dict[str, Any], list[str]]:
+def _made_again(directory: Path, *, plugins: bool) -> tuple[Config, Document, list[str]]:
     """(configuration with its inputs, content of run.json, what was not the same before)."""
     content = read_run_json(directory)
     config, source = content["config"], str(directory / "run.json")
@@ -109,7 +111,7 @@ def _made_again(directory: Path, *, plugins: bool) -> tuple[Config, dict[str, An
     return loaded, content, reasons
 
 
-def read_run_json(directory: Path) -> dict[str, Any]:
+def read_run_json(directory: Path) -> Document:
     """run.json of a complete run, with every key that it may lack. Raises InputError."""
     if find(directory, "summary.json") != directory / "summary.json":
         problem = "not the directory of a complete run"
@@ -144,7 +146,7 @@ def read_run_json(directory: Path) -> dict[str, Any]:
     return content
 
 
-def _check_digests(path: Path, key: str, digests: dict[str, Any]) -> None:
+def _check_digests(path: Path, key: str, digests: Document) -> None:
     for name, digest in digests.items():
         if not isinstance(digest, str) or re.fullmatch(_DIGEST, digest) is None or "\0" in name:
             raise InputError(str(path), None, key, f"unusable: {name}")
@@ -163,7 +165,7 @@ def _leaves(name: str) -> bool:
     return Path(name).is_absolute() or ".." in Path(name).parts
 
 
-def _versions(content: dict[str, Any]) -> list[str]:
+def _versions(content: Document) -> list[str]:
     """What is not the version that the run was made with."""
     import numpy as np
 
@@ -181,16 +183,14 @@ def _versions(content: dict[str, Any]) -> list[str]:
     ]
 
 
-def names_of(directory: Path, content: dict[str, Any]) -> Names:
+def names_of(directory: Path, content: Document) -> Names:
     """Where the names of a run lead: from where it was started, or from here if that is gone."""
     way = os.path.expanduser(content["started_in"])
     place = Path(os.path.normpath(directory.resolve() / way)) if way else Path.cwd()
     return Names(place if place.is_dir() else Path.cwd())
 
 
-def _inputs(
-    directory: Path, config: dict[str, Any], names: Names, recorded: dict[str, str]
-) -> list[str]:
+def _inputs(directory: Path, config: Document, names: Names, recorded: dict[str, str]) -> list[str]:
     """Point the configuration at its inputs; what has changed."""
     reasons = []
     for table, key in named_files(config):
@@ -208,9 +208,9 @@ def _inputs(
 
 def _classes(
     directory: Path,
-    config: dict[str, Any],
+    config: Document,
     names: Names,
-    recorded: dict[str, Any],
+    recorded: Document,
     *,
     plugins: bool,
 ) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.config.names import is_file_path
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.process.interrupts import scratch
 from emu.process.version import revision
@@ -63,7 +64,7 @@ class _Packed(msgspec.Struct):
     """What was packed of one run."""
 
     told: str
-    versions: Mapping[str, Any]
+    versions: DocumentView
     has_classes: bool
     extras: list[str]
     programs: list[str]
@@ -138,9 +139,7 @@ def _pack(directory: Path, name: str, place: Path) -> _Packed:
     )
 
 
-def _write_run_json(
-    path: Path, content: dict[str, Any], moved: Mapping[str, str], name: str
-) -> None:
+def _write_run_json(path: Path, content: Document, moved: Mapping[str, str], name: str) -> None:
     """run.json with the names of the bundle, and without any absolute one."""
     config = content["config"]
     for tables in (named_files(config), named_plugins(config)):
@@ -170,7 +169,7 @@ def _renamed(value: Any, moved: Mapping[str, str]) -> Any:
     return _PLACE.sub("", value)
 
 
-def _tables(value: Any) -> Iterator[dict[str, Any]]:
+def _tables(value: Any) -> Iterator[Document]:
     """All tables of a configuration."""
     if isinstance(value, dict):
         yield value

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from emu.config.names import is_file_path, is_import_path
-from emu.plugins import KEYS, sources
+from emu.documents import Document, DocumentView
+from emu.plugins.named import KEYS
+from emu.plugins.sources import sources
 
 FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay", "learned")
 """Keys of a configuration that name a file or a directory which is read."""
 
 
-def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def named_files(value: Any) -> Iterator[tuple[Document, str]]:
     """Each table and key of an effective configuration that names something that is there."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:
@@ -31,7 +33,7 @@ def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
             yield value, key
 
 
-def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def named_plugins(value: Any) -> Iterator[tuple[Document, str]]:
     """Each table and key of an effective configuration that names a class of a user's own."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:
@@ -105,7 +107,7 @@ def started_in(directory: Path) -> str:
     return os.path.relpath(here, there)
 
 
-def recorded(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+def recorded(config: DocumentView, directory: Path) -> Document:
     """What run.json of a run in `directory` says of its configuration's files and classes.
 
     `inputs`: name of each file -> digest. `classes`: each class -> the folder in which its imports
@@ -116,7 +118,7 @@ def recorded(config: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         path = Path(table[key])
         if path.exists():
             inputs[names.at_home(table[key])] = tree_digest(path)
-    classes: dict[str, Any] = {}
+    classes: Document = {}
     for table, key in named_plugins(config):
         files = sources(table[key])
         if files:

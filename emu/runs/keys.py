@@ -10,7 +10,8 @@ import msgspec
 
 from emu.config.load import effective_dict
 from emu.config.schema import Config
-from emu.plugins import digest
+from emu.documents import Document
+from emu.plugins.sources import digest
 from emu.runs.inputs import FILE_KEYS, named_plugins, tree_digest
 
 FORMAT: Final = 1
@@ -36,7 +37,7 @@ class Keys:
         for table, name in named_plugins(plain):
             table[name] = f"{table[name].rpartition(':')[2]} {digest(table[name])}"
         self._replace_paths(plain)
-        content: dict[str, Any] = {"format": FORMAT, "emu": self._code, "config": plain}
+        content: Document = {"format": FORMAT, "emu": self._code, "config": plain}
         if more:
             content["more"] = more
         text = msgspec.json.encode(content, order="deterministic")

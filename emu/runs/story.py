@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from emu.cluster.standing import Standing
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.runs.moment import Moment
 from emu.units import NS_PER_MS, NS_PER_S
@@ -110,7 +111,7 @@ def _ids(ids: Iterable[int]) -> str:
     return f"{len(found)} ({shown}{more})" if found else "none"
 
 
-def _told(record: Mapping[str, Any]) -> str:
+def _told(record: DocumentView) -> str:
     if record["event"] == "tokens":
         each = len(record["ends"])
         return f"{each} token{'s' * (each > 1)} for each of {_ids(record['rows'])}"

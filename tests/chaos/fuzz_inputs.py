@@ -32,8 +32,8 @@ import msgspec
 
 from emu.apps.chaos.worlds.world import World, draw_world
 from emu.config.load import load_config
-from emu.config.names import toml_text
 from emu.config.schema import WorkloadTable
+from emu.config.toml_text import toml_text
 from emu.errors import InputError, InputErrors
 from emu.runs.runner import prepare
 from emu.workload.opened import open_workload

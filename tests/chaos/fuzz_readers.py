@@ -48,7 +48,7 @@ from emu.backends.aiconfigurator.saved import load_table
 from emu.backends.aiconfigurator.table import FORMAT
 from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import config_from_text
-from emu.config.names import toml_text
+from emu.config.toml_text import toml_text
 from emu.engines.registry import engine_text, find_engine
 from emu.errors import EmuError
 from emu.report.drawn import read_draws

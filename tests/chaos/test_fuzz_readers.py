@@ -17,7 +17,7 @@ from emu.apps.study.studyfile import load_study
 from emu.apps.sweeps.points import fixed_points
 from emu.apps.sweeps.sweepfile import load_sweep
 from emu.catalogue.hf_config import from_hf_config
-from emu.config.names import read_file
+from emu.config.input_files import read_file
 from emu.errors import InputError
 from emu.report.measurement import read_measurement
 from emu.report.rundata import read_run

@@ -10,8 +10,8 @@ import pytest
 
 import emu
 from emu.cli import main
+from emu.config.input_files import example_text, examples
 from emu.config.load import config_from_text
-from emu.config.names import example_text, examples
 from emu.errors import DISTRIBUTION, InputError, needs_extra
 from emu.process.version import checkout_revision, revision, version_line
 

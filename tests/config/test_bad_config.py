@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from emu.config.input_files import read_input
 from emu.config.load import config_from_text, load_config
-from emu.config.names import read_input
 from emu.errors import InputError
 from emu.runs.runner import prepare
 

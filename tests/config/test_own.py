@@ -13,7 +13,7 @@ import emu
 from emu.config.load import config_from_dict
 from emu.config.own import own_table
 from emu.errors import InputError
-from emu.plugins import KINDS, named
+from emu.plugins.named import KINDS, named
 from emu.testing import own_scheduler
 from tests.cluster.helpers import LINEAR
 from tests.config.test_kinds import refusal

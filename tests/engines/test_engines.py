@@ -12,9 +12,8 @@ import pytest
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.cluster.plan import ReplicaPlan, make_plan
-from emu.config import names
+from emu.config.engine_words import ENGINES, EngineWords, engine_words
 from emu.config.load import config_from_dict, config_from_text, effective_dict
-from emu.config.names import ENGINES, EngineWords, engine_words
 from emu.config.schema import SchedulerTable
 from emu.engines.bundle import Engine, Server
 from emu.engines.registry import (
@@ -336,7 +335,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         kernels=toy_kernels,
         defaults=toy_defaults,
     )
-    monkeypatch.setitem(names.ENGINES, "toy", EngineWords(("1.0",), ("orca",)))
+    monkeypatch.setitem(ENGINES, "toy", EngineWords(("1.0",), ("orca",)))
     monkeypatch.setitem(BUNDLES, made.label, made)
     yield made
 

@@ -18,7 +18,7 @@ import emu.cluster.build
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds.world import World, draw_world
 from emu.autoscale.demand import Demand
-from emu.plugins import named
+from emu.plugins.named import named
 from emu.policy import Context, Ended, RequestView
 from emu.replica.states import ReplicaState
 from emu.routing.signal import SIGNAL_FIELDS as DECLARED

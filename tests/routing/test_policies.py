@@ -9,7 +9,7 @@ import pytest
 from emu.config.kinds import KINDS
 from emu.config.schema import RouterTable
 from emu.errors import InputError, PluginError
-from emu.plugins import named
+from emu.plugins.named import named
 from emu.routing.signal import SIGNAL_FIELDS, reads_of
 from tests.routing.bench import request, router, signals
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -28,8 +28,10 @@ from emu.apps.shared.settings import settings_of
 from emu.apps.shared.watching import watching
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan
 from emu.config.load import load_config
-from emu.config.names import did_you_mean, toml_text
 from emu.config.schema import Config
+from emu.config.suggestions import did_you_mean
+from emu.config.toml_text import toml_text
+from emu.documents import Document
 from emu.errors import InputError, RunError
 from emu.process.console import open_console
 from emu.report.atomic import write_text
@@ -127,7 +129,7 @@ def strikes_of(plan: Plan, rates: Mapping[str, float]) -> list[Strike]:
     return [strike for strike in found if strike.per_year]
 
 
-def fault_of(strike: Strike, at_s: float) -> dict[str, Any]:
+def fault_of(strike: Strike, at_s: float) -> Document:
     """The table of [[faults]]."""
     return {"at_s": at_s, "kind": strike.kind, **strike.target, **_MORE.get(strike.kind, {})}
 
@@ -153,7 +155,7 @@ class Campaign:
         drawn = rng_stream(seed, "chaos.slo").uniform(0.1, 0.7, self._moments)
         return [round(float(part) * self._end_s, 3) for part in sorted(drawn)]
 
-    def _run(self, values: dict[str, Any]) -> Row:
+    def _run(self, values: Document) -> Row:
         row = self._driver.rows([Point(values)])[0]
         if row.result.status != "completed":
             raise RunError(f"the cluster without faults: {row.result.error}")
@@ -182,7 +184,7 @@ class Campaign:
         places are given by hand."""
         if any(table.gpus for table in config.replicas) or config.models:
             return None
-        more: dict[str, Any] = {
+        more: Document = {
             f"replicas.{group}.count": table.count + 1
             for group, table in enumerate(config.replicas)
             if table.role != "inactive"
@@ -238,7 +240,7 @@ def slo_command(
     return 0
 
 
-def _write_worst(directory: Path, tables: dict[str, Any], path: Path, broken: Broken) -> Path:
+def _write_worst(directory: Path, tables: Document, path: Path, broken: Broken) -> Path:
     """The cluster with the fault at its worst moment as a configuration; its path."""
     if tables.get("models"):
         tables.pop("replicas", None)  # they share all GPUs; a file that has both is refused

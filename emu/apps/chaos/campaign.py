@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -18,8 +18,9 @@ from emu.apps.chaos.trial import Verdict, run_world
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
 from emu.apps.chaos.worlds.world import World, draw_world
 from emu.config.load import effective_dict
-from emu.config.names import toml_text
 from emu.config.schema import Config
+from emu.config.toml_text import toml_text
+from emu.documents import Document
 from emu.log import Log
 from emu.process.pool import pool_of
 from emu.rng import rng_stream
@@ -37,11 +38,11 @@ class Job(msgspec.Struct):
     seed: int
     every: int = 40
     """Events between two checks of the books."""
-    base: dict[str, Any] | None = None
+    base: Document | None = None
     """The user's configuration; None = the world is drawn as well."""
     span_s: float = 0.0
     """Time over which the user's requests arrive."""
-    faults: list[dict[str, Any]] | None = None
+    faults: list[Document] | None = None
     """Given faults instead of drawn ones."""
 
 
@@ -50,7 +51,7 @@ def world_of(job: Job) -> World:
     if job.base is None:
         world = draw_world(job.seed)
     else:
-        tables: dict[str, Any] = {**job.base, "seed": job.seed}
+        tables: Document = {**job.base, "seed": job.seed}
         rng = rng_stream(job.seed, "chaos faults")
         tables["faults"] = draw_faults(rng, ground_of(tables, heals=True), job.span_s + 0.5)
         world = World(tables, [], heals=True)
@@ -127,7 +128,7 @@ def campaign(
     return totals
 
 
-def base_of(config: Config) -> dict[str, Any]:
+def base_of(config: Config) -> Document:
     """A user's configuration as tables for `Job.base`."""
     tables = {key: value for key, value in effective_dict(config).items() if value is not None}
     for name in ("output", "faults"):

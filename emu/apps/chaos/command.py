@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -20,9 +20,10 @@ from emu.apps.chaos.totals import Totals
 from emu.apps.chaos.totals_table import print_totals
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds.world import World
+from emu.config.input_files import read_input
 from emu.config.load import config_from_dict, load_config
-from emu.config.names import read_input
 from emu.config.tomlfile import read_toml
+from emu.documents import Document
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.log import Format, Level, Log, make_log
 from emu.process.console import open_console
@@ -56,7 +57,7 @@ def read_world(path: Path) -> World:
     """A world that was written down (tests/corpus): its configuration and its lines."""
     load_config(path)  # every mistake is found here, with its line
     tables = read_toml(path, str(path))[1]
-    lines: list[dict[str, Any]] = []
+    lines: list[Document] = []
     named = tables.get("workload", {}).get("path", "")
     if named and not Path(named).is_absolute():  # else it is the user's own, of any format
         source = path.parent / tables["workload"].pop("path")
@@ -207,7 +208,7 @@ def jobs_of(asked: Asked) -> Ordered:
     return Ordered(jobs, owner_of(config), note)
 
 
-def _faults_of(path: Path, base: dict[str, Any]) -> list[dict[str, Any]]:
+def _faults_of(path: Path, base: Document) -> list[Document]:
     """The faults of a file, which must fit the configuration `base`.
 
     The file is a configuration of its own, or has `[[faults]]` alone.

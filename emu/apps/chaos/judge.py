@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from emu.apps.chaos.plan_watch import PlanWatch
 from emu.config.schema import AutoscaleTable
+from emu.documents import DocumentView
 
 MAX_PROBLEMS: Final = 20
 _ASCENDING: Final = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -64,7 +65,7 @@ class Judge:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
-    def read(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def read(self, records: Iterable[DocumentView]) -> None:
         """All records, in the order in which they were written."""
         handlers = {
             "arrived": self._arrived,
@@ -88,7 +89,7 @@ class Judge:
             if handler is not None:
                 handler(at_ns, record)
 
-    def _arrived(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _arrived(self, at_ns: int, record: DocumentView) -> None:
         row = record["row"]
         if row in self.lives:
             self.say(f"I1: row {row} arrives twice")
@@ -104,7 +105,7 @@ class Judge:
             return life
         return None
 
-    def _tokens(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _tokens(self, at_ns: int, record: DocumentView) -> None:
         replica, ends = record["replica"], record["ends"]
         if self.states.get(replica) in ("failed", "inactive"):
             self.say(f"I5: replica {replica} is {self.states[replica]} and produces tokens")
@@ -127,18 +128,18 @@ class Judge:
             life.ends += ends
             life.places = [replica]
 
-    def _migrated(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _migrated(self, at_ns: int, record: DocumentView) -> None:
         for row in record["rows"]:
             life = self.lives.get(row)
             if life is not None and not life.status and life.places:
                 life.places = [*life.places, record["destination"]]
 
-    def _lost(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _lost(self, at_ns: int, record: DocumentView) -> None:
         life = self._life(record["row"], "a loss")
         if life is not None:
             life.places = []
 
-    def _state(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _state(self, at_ns: int, record: DocumentView) -> None:
         replica = record["replica"]
         before = self.states.get(replica)
         if before is not None and before != record["from"]:
@@ -150,25 +151,25 @@ class Judge:
                 if replica in life.places and not life.status:
                     life.places = [place for place in life.places if place != replica]
 
-    def _fault(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _fault(self, at_ns: int, record: DocumentView) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused[record["target"]] = at_ns
         for plans in self._plans.values():
             plans.fault(record["kind"], is_over=False)
 
-    def _fault_over(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _fault_over(self, at_ns: int, record: DocumentView) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused.pop(record["target"], None)
         for plans in self._plans.values():
             plans.fault(record["kind"], is_over=True)
 
-    def _plan(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _plan(self, at_ns: int, record: DocumentView) -> None:
         plans = self._plans.get(record["target"])
         if plans is not None:
             for problem in plans.judge(at_ns, record["text"], self.states):
                 self.say(problem)
 
-    def _ended(self, at_ns: int, record: Mapping[str, Any]) -> None:
+    def _ended(self, at_ns: int, record: DocumentView) -> None:
         life = self._life(record["row"], "an end")
         if life is None:
             return
@@ -223,7 +224,7 @@ class Judge:
                 if row[name] != str(value):
                     self.say(f"I17: row {index}: {name} is {row[name]}, the history says {value}")
 
-    def compare_summary(self, summary: Mapping[str, Any]) -> None:
+    def compare_summary(self, summary: DocumentView) -> None:
         """I17: the figures are in order, and those of requests follow from the history."""
         done = [life for life in self.lives.values() if life.status == "completed"]
         for status in ("completed", "failed", "rejected", "cancelled"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from msgspec import inspect
 
 from emu.config.check import struct_of, table_info, unwrap, whole_schema
 from emu.config.kinds import unions
+from emu.documents import DocumentView
 
 
 @functools.cache
@@ -57,12 +57,12 @@ def _is_optional(kind: inspect.Type) -> bool:
     return all(isinstance(unwrap(k), inspect.StructType | inspect.NoneType) for k in kind.types)
 
 
-def keys_of(tables: Mapping[str, Any]) -> set[str]:
+def keys_of(tables: DocumentView) -> set[str]:
     """Keys of the schema that a world's tables give."""
     return set(_given(whole_schema(), tables, ""))
 
 
-def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _given(table: inspect.StructType, given: DocumentView, prefix: str) -> Iterator[str]:
     union = unions().get(table.cls)
     if union is not None:
         kind = union.kind_of(given)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from emu.documents import DocumentView
 from emu.replica.states import ReplicaState as S
 
 PARTS: Final[Mapping[S, str]] = MappingProxyType(
@@ -77,7 +78,7 @@ class Place(msgspec.Struct, frozen=True):
     state: str
 
 
-def fault_parts(records: Iterable[Mapping[str, Any]], places: Sequence[Place]) -> dict[str, int]:
+def fault_parts(records: Iterable[DocumentView], places: Sequence[Place]) -> dict[str, int]:
     """`kind on part` -> how often, for each replica that a fault struck.
 
     A fault of a machine or a GPU strikes all replicas there, a fault of a transfer both of its

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from emu.apps.chaos.truth.tape import Record
 from emu.apps.chaos.worlds.world import World
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
+from emu.documents import Document
 from emu.errors import EmuError, InputError, InvariantViolation
 from emu.kernel.clock import Kernel
 from emu.log import Log
@@ -140,7 +141,7 @@ def run_world(
 
 def world_config(world: World, directory: Path) -> Config:
     """The configuration of a world; its workload is written into the directory."""
-    tables: dict[str, Any] = msgspec.to_builtins(world.tables)
+    tables: Document = msgspec.to_builtins(world.tables)
     if world.lines:  # else the user's own workload
         path = directory / "workload.jsonl"
         path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
@@ -252,7 +253,7 @@ def _count(
     verdict: Verdict,
     cluster: Cluster,
     outcome: Outcome,
-    records: list[dict[str, Any]],
+    records: list[Document],
     files: dict[str, bytes],
 ) -> None:
     verdict.events = outcome.events

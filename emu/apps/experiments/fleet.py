@@ -12,13 +12,14 @@ import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from emu.apps.experiments.runner import Runner, Shown, Table
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
+from emu.documents import Document
 from emu.errors import InputError
 from emu.report.model_figures import ModelFigures
 from emu.report.summary import Summary
@@ -39,7 +40,7 @@ def fleet(runner: Runner, clusters: Sequence[str]) -> Iterator[Shown]:
 
 
 def _run(runner: Runner, system: str, minimum: int) -> tuple[Summary, Config, Path]:
-    tables: dict[str, Any] = runner.tables(_CONFIG)
+    tables: Document = runner.tables(_CONFIG)
     tables["autoscale"] |= {"preset": system, "min_prefill": minimum, "min_decode": minimum}
     for model in tables["models"]:
         model |= {"prefill": minimum, "decode": minimum}

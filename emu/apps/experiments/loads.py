@@ -7,8 +7,8 @@ has its own source. None is fitted to a figure of the paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from emu.apps.experiments.measure import Figures
 from emu.apps.experiments.papercases import (
@@ -22,12 +22,13 @@ from emu.apps.experiments.papercases import (
 )
 from emu.apps.experiments.runner import Runner, Shown, Table
 from emu.autoscale.scaler import FAITHFUL
+from emu.documents import DocumentView
 from emu.errors import InputError
 
 _SYSTEMS: Final = SYSTEMS[:3]
 _START: Final = {"autoscale.cold_start_s": 4.0}
 _PIN: Final = {"autoscale.pin_gib_per_s": 4.2}
-_CAUSES: Final[Sequence[tuple[str, Mapping[str, Any]]]] = (
+_CAUSES: Final[Sequence[tuple[str, DocumentView]]] = (
     ("as released", {}),
     ("engine start and CUDA context, 4 s", _START),
     ("host pages pinned at each read, 4.2 GiB/s", _PIN),

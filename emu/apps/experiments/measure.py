@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from emu.config.load import config_from_dict
+from emu.documents import Document, DocumentView
 from emu.report.summary import Summary
 from emu.runs.runner import execute
 
-CLUSTERS: Final[Mapping[str, Mapping[str, Any]]] = {
+CLUSTERS: Final[Mapping[str, DocumentView]] = {
     "A": {
         "count": 4,
         "gpu": "A800-SXM4-80GB",
@@ -82,12 +83,12 @@ class Figures(msgspec.Struct, kw_only=True):
         return float(np.mean((ttft <= ttft_ms) & (tpot <= tpot_ms))) if len(ttft) else 0.0
 
 
-def load_tables(path: Path) -> dict[str, Any]:
+def load_tables(path: Path) -> Document:
     """The tables of a configuration file."""
     return tomllib.loads(path.read_text())
 
 
-def put(tables: dict[str, Any], key: str, value: Any) -> None:
+def put(tables: Document, key: str, value: Any) -> None:
     """Set a dotted key."""
     *parents, last = key.split(".")
     for parent in parents:
@@ -95,7 +96,7 @@ def put(tables: dict[str, Any], key: str, value: Any) -> None:
     tables[last] = value
 
 
-def on_cluster(tables: dict[str, Any], name: str) -> None:
+def on_cluster(tables: Document, name: str) -> None:
     """Put the run on cluster A or B; B has half the GPUs, so half the load."""
     tables["nodes"] = [dict(CLUSTERS[name])]
     gpus = CLUSTERS[name]["count"] * CLUSTERS[name]["gpus"]
@@ -114,7 +115,7 @@ def on_cluster(tables: dict[str, Any], name: str) -> None:
     arrivals["points"] = [[at, rate * factor] for at, rate in arrivals.get("points", [])]
 
 
-def measure(tables: dict[str, Any], base_dir: Path, out: Path, label: str) -> Figures:
+def measure(tables: Document, base_dir: Path, out: Path, label: str) -> Figures:
     """Run it and collect the figures."""
     tables.setdefault("output", {})
     tables["output"] |= {"dir": str(out.resolve()), "report": False, "trace": False}

@@ -11,9 +11,8 @@ and a "machine" (of host copies, of NVLink) of cluster B is half a host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from emu.apps.experiments.measure import Figures, measure, on_cluster, put
 from emu.apps.experiments.runner import BOUNDS, Runner
 from emu.config.schema import WorkloadTable
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.workload.opened import open_workload
 
@@ -88,7 +88,7 @@ CASES: Final = (
 CODE, CONV, BURST = CASES
 
 
-def find_traffic(runner: Runner, case: Case) -> tuple[dict[str, Any] | None, str]:
+def find_traffic(runner: Runner, case: Case) -> tuple[Document | None, str]:
     """The table [workload] (None: that of the configuration), and what is said of it."""
     assert runner.traces is not None
     if not case.trace:
@@ -98,7 +98,7 @@ def find_traffic(runner: Runner, case: Case) -> tuple[dict[str, Any] | None, str
         raise InputError(str(path), None, "", "no such file")
     base = {"path": str(path.resolve()), "max_prompt_tokens": 4090, "max_output_tokens": 1000}
     (_, start_s, lines), *_ = _spans(path, case.span_s)
-    found: dict[str, Any] = {}
+    found: Document = {}
     for factor in range(1, _UPSCALE_MAX + 1):
         tried = {**base, "start_s": start_s, "upscale": factor, "limit": factor * lines}
         if run_case(runner, case, tried, "full").slo_met < _ATTAINED:
@@ -111,9 +111,7 @@ def find_traffic(runner: Runner, case: Case) -> tuple[dict[str, Any] | None, str
     return found, f"{start_s} to {until_s} s of the trace, {found['upscale']} times denser"
 
 
-def denser(
-    traffic: Mapping[str, Any], factor: int, start: tuple[int, int] | None = None
-) -> dict[str, Any]:
+def denser(traffic: DocumentView, factor: int, start: tuple[int, int] | None = None) -> Document:
     """Traffic that is `factor` times as dense as the trace, of another part (start, lines)."""
     start_s, lines = start or (traffic["start_s"], traffic["limit"] // traffic["upscale"])
     return {**traffic, "start_s": start_s, "upscale": factor, "limit": factor * lines}
@@ -147,11 +145,11 @@ def _spans(path: Path, span_s: int) -> list[tuple[int, int, int]]:
 def run_case(
     runner: Runner,
     case: Case,
-    traffic: Mapping[str, Any] | None,
+    traffic: DocumentView | None,
     system: str,
     bounds: tuple[float, float] = BOUNDS[0],
-    nodes: Mapping[str, Any] | None = None,
-    keys: Mapping[str, Any] | None = None,
+    nodes: DocumentView | None = None,
+    keys: DocumentView | None = None,
     times: float = 1.0,
 ) -> Figures:
     """`nodes`: keys of [[nodes]] that differ from the cluster's. `keys`: other dotted keys.

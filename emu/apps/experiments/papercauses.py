@@ -8,7 +8,7 @@ prompts. 72B: density and seed of the synthetic traffic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -25,13 +25,14 @@ from emu.apps.experiments.papercases import (
     tbt_ms_p99,
 )
 from emu.apps.experiments.runner import BOUNDS, Runner, Shown, Table
+from emu.documents import DocumentView
 
 SCALING: Final = SYSTEMS[:3]
 _OWN: Final = "a NIC of 100 Gb/s each"
 _TWO: Final = "50 Gb/s each (two share a NIC)"
 _FOUR: Final = "25 Gb/s each (four share a NIC)"
 _PCIE: Final = "100 Gb/s each, 4 share 128 Gb/s to host and NICs"
-_LINKS: Final[Mapping[str, Mapping[str, Any]]] = {
+_LINKS: Final[Mapping[str, DocumentView]] = {
     _OWN: {},
     _TWO: {"nic_gbps": 50},
     _FOUR: {"nic_gbps": 25},
@@ -42,13 +43,13 @@ _DENSER: Final = (1, 2, 3)
 _STRONGEST: Final = (_TWO, 3)
 """The condition that is looked at closely."""
 _PARTS: Final = 4
-_WITHOUT: Final[Sequence[tuple[str, str, Mapping[str, Any]]]] = (
+_WITHOUT: Final[Sequence[tuple[str, str, DocumentView]]] = (
     ("BlitzScale without live scaling", "blitzscale", {"autoscale.live": False}),
     ("and without turning prefill into decode", "multicast", {"autoscale.mutate": False}),
     ("ServerlessLLM, every load from memory", "serverlessllm", {"autoscale.loader": "host"}),
 )
 _BOUNDS: Final = (*BOUNDS[:2], (0.2, 0.35), BOUNDS[2], (0.1, 0.2), *BOUNDS[3:])
-_TRAFFIC: Final[Sequence[tuple[str, float, Mapping[str, Any]]]] = (
+_TRAFFIC: Final[Sequence[tuple[str, float, DocumentView]]] = (
     ("that of the table above", 1.0, {}),
     ("another seed", 1.0, {"seed": 1}),
     ("a third seed", 1.0, {"seed": 2}),
@@ -72,7 +73,7 @@ class Waits(msgspec.Struct, frozen=True):
         return form(self.runs[0]) / form(self.runs[other]) - 1
 
 
-def kv_waits(runner: Runner, traffic: Mapping[str, Any]) -> tuple[Shown, Waits]:
+def kv_waits(runner: Runner, traffic: DocumentView) -> tuple[Shown, Waits]:
     """TBT over the density of the traffic and the rates of the NICs; the strongest condition."""
     table = [_head("GPUs reach the network by, times denser, SLO met by static")]
     strongest: Waits | None = None
@@ -90,7 +91,7 @@ def kv_waits(runner: Runner, traffic: Mapping[str, Any]) -> tuple[Shown, Waits]:
     return Shown(title=title, table=table), strongest
 
 
-def parts_of_trace(runner: Runner, traffic: Mapping[str, Any]) -> tuple[Shown, list[Waits]]:
+def parts_of_trace(runner: Runner, traffic: DocumentView) -> tuple[Shown, list[Waits]]:
     """The strongest condition in other parts of the trace."""
     words, times = _STRONGEST
     table = [_head("from s")]
@@ -104,7 +105,7 @@ def parts_of_trace(runner: Runner, traffic: Mapping[str, Any]) -> tuple[Shown, l
     return Shown(title=title, table=table), found
 
 
-def without(runner: Runner, traffic: Mapping[str, Any]) -> Shown:
+def without(runner: Runner, traffic: DocumentView) -> Shown:
     """The strongest condition with one mechanism taken away after the other."""
     words, times = _STRONGEST
     tried = denser(traffic, traffic["upscale"] * times)
@@ -164,7 +165,7 @@ class Frontier(msgspec.Struct, frozen=True):
         return min(enough, key=lambda each: each[1].gpu_s) if enough else runs[-1]
 
 
-def frontier(runner: Runner, traffic: Mapping[str, Any] | None) -> tuple[list[Shown], Frontier]:
+def frontier(runner: Runner, traffic: DocumentView | None) -> tuple[list[Shown], Frontier]:
     """Bounds from wide to tight under BlitzScale and ServerlessLLM, as a table and a picture."""
     full = run_case(runner, CONV, traffic, "full")
     half = run_case(runner, CONV, traffic, "half")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.apps.experiments.measure import Figures, load_tables, measure, on_cluster, put
+from emu.documents import Document
 from emu.errors import InputError
 
 Table = list[list[str]]
@@ -103,7 +104,7 @@ class Runner:
             *[self.run(pairing, cluster, system, seed=seed) for seed in others],
         ]
 
-    def tables(self, pairing: str) -> dict[str, Any]:
+    def tables(self, pairing: str) -> Document:
         """The tables of a configuration of this directory."""
         path = self.configs / f"{pairing}.toml"
         if not path.exists():
@@ -111,7 +112,7 @@ class Runner:
         return load_tables(path)
 
 
-def _even_roles(tables: dict[str, Any], divisor: int) -> None:
+def _even_roles(tables: Document, divisor: int) -> None:
     """Half of the replicas in use prefill, half decode."""
     groups = tables["replicas"]
     total = sum(group.get("count", 1) for group in groups)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from emu.apps.fidelity.enginesettings import left_behind, scheduler_keys
 from emu.apps.fidelity.record import Case, table_of
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
+from emu.documents import Document
 from emu.errors import InputError
 from emu.latency.profile.bundle import variant_name
 
@@ -66,7 +66,7 @@ def described_config(case: Case, profiles: Path | None, gpu: str) -> str:
     return "\n".join(lines)
 
 
-def _count(source: str, engine: dict[str, Any], key: str) -> int:
+def _count(source: str, engine: Document, key: str) -> int:
     value = engine.get(key)
     if value is None:
         return 1

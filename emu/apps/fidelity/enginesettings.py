@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from emu.apps.fidelity.record import USED, WITHOUT_EFFECT, Case, first_of, table_of
+from emu.documents import Document
 
 
 def left_behind(case: Case) -> list[str]:
@@ -27,7 +27,7 @@ def left_behind(case: Case) -> list[str]:
     return [f"# not carried over: {key} = {json.dumps(value)}" for key, value in left.items()]
 
 
-def scheduler_keys(case: Case) -> dict[str, Any]:
+def scheduler_keys(case: Case) -> Document:
     """Our scheduler's keys, from the most to the least complete record of the engine."""
     meta = case.meta
     engine, cache = table_of(meta, "engine_kwargs"), table_of(meta, "kv_cache")

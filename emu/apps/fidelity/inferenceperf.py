@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from emu.apps.fidelity.runs import (
 )
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import lookup_gpu, lookup_model
-from emu.config.names import read_input
+from emu.config.input_files import read_input
+from emu.documents import Document
 from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.report.rundata import read_run
@@ -68,7 +69,7 @@ def find_inference_perf(directory: Path) -> list[MeasuredRun | Unread]:
     ]
 
 
-def _found(entry: dict[str, Any], source: str) -> MeasuredRun | Unread:
+def _found(entry: Document, source: str) -> MeasuredRun | Unread:
     """A run, or why it cannot be emulated: others of the file can."""
     try:
         run = _run(entry, source)
@@ -77,7 +78,7 @@ def _found(entry: dict[str, Any], source: str) -> MeasuredRun | Unread:
     return run
 
 
-def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
+def _run(entry: Document, source: str) -> MeasuredRun:
     try:
         model = lookup_model(entry["model"], source, "model")
         stages = tuple(_stage(entry, stage) for stage in entry["stages"])
@@ -89,7 +90,8 @@ def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
             }
             for name, errors in entry.get("peers_error_percent", {}).items()
         }
-        gpu = _GPUS.get(entry["gpu"], entry["gpu"])
+        asked: str = entry["gpu"]
+        gpu = _GPUS.get(asked, asked)
         lookup_gpu(gpu, source, "gpu")
         return MeasuredRun(
             reader=INFERENCE_PERF,
@@ -109,7 +111,7 @@ def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
         raise InputError(source, None, str(entry.get("id", "")), f"unusable: {error}") from None
 
 
-def _stage(entry: dict[str, Any], stage: dict[str, Any]) -> Stage:
+def _stage(entry: Document, stage: Document) -> Stage:
     ttft, e2e = stage["ttft_ms"], stage["e2e_ms"]
     rate = stage["rate_per_s"]
     overloaded = stage.get("failed", 0) > 0 or ttft["mean"] > OVERLOADED_MS
@@ -134,7 +136,7 @@ def _stage(entry: dict[str, Any], stage: dict[str, Any]) -> Stage:
     )
 
 
-def _count(stage: dict[str, Any]) -> int:
+def _count(stage: Document) -> int:
     return int(stage.get("sent") or round(stage["rate_per_s"] * stage["duration_s"]))
 
 
@@ -163,7 +165,7 @@ def build_inference_perf(run: MeasuredRun, seed: int, part: float) -> Case:
     return Case(_config(run), "".join(lines), tuple(counts))
 
 
-def _prompts(entry: dict[str, Any]) -> list[int]:
+def _prompts(entry: Document) -> list[int]:
     """Length of each distinct prompt."""
     count = entry["groups"] * entry["prompts_per_group"]
     recorded = entry["stages"][0].get("prompt_tokens", {})
@@ -174,7 +176,7 @@ def _prompts(entry: dict[str, Any]) -> list[int]:
     return [round(mean + ((index * 37 % count) / count - 0.5) * spread) for index in range(count)]
 
 
-def _line(entry: dict[str, Any], prompt: int, length: int, index: int, at_s: float) -> str:
+def _line(entry: Document, prompt: int, length: int, index: int, at_s: float) -> str:
     """A request whose ids are shared with its group's, then with its prompt's other requests."""
     system, output = entry["system_tokens"], entry["output_tokens"]
     ranges = [

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from emu.apps.fidelity.described import described_config
 from emu.apps.fidelity.enginesettings import left_behind, scheduler_keys
 from emu.apps.fidelity.record import Case, table_of
 from emu.apps.fidelity.sent import workload_text
 from emu.backends.llmservingsim.convert import import_cluster
-from emu.config.names import engine_words
+from emu.config.engine_words import engine_words
+from emu.documents import Document
 from emu.engines.registry import nearest_version
 
 
@@ -76,7 +76,7 @@ def _without_front_end(text: str) -> str:
     return f"{head}{table}{line}\n{tail}"
 
 
-def _with_scheduler(text: str, keys: dict[str, Any], comments: list[str]) -> str:
+def _with_scheduler(text: str, keys: Document, comments: list[str]) -> str:
     """The converted cluster file with the engine's settings in its [scheduler] table."""
     head, table, tail = text.partition("[scheduler]")
     body, _, rest = tail.partition("\n\n")

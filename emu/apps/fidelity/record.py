@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.config.names import json_object, read_input
+from emu.config.input_files import json_object, read_input
+from emu.documents import Document
 from emu.errors import InputError
 
 _FOLDERS: Final = ("", "vllm")
@@ -42,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     requests: Path
-    meta: dict[str, Any]
+    meta: Document
     meta_path: Path | None
     cluster: Path | None
     dataset: Path | None
@@ -73,7 +74,7 @@ def read_case(directory: Path, dataset: Path | None = None) -> Case:
     )
 
 
-def _given_dataset(path: Path, meta: dict[str, Any]) -> Path:
+def _given_dataset(path: Path, meta: Document) -> Path:
     if not path.is_file():
         raise InputError("reproduce", None, "--dataset", f"{path} is not a file")
     wanted = meta.get("dataset_hash")
@@ -88,7 +89,7 @@ def _find(directory: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _dataset(directory: Path, meta: dict[str, Any]) -> Path | None:
+def _dataset(directory: Path, meta: Document) -> Path | None:
     stated = meta.get("dataset_path")
     if not isinstance(stated, str) or not stated:
         return None
@@ -106,10 +107,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def table_of(outer: dict[str, Any], key: str) -> dict[str, Any]:
+def table_of(outer: Document, key: str) -> Document:
     value = outer.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def first_of(key: str, *tables: dict[str, Any]) -> Any:
+def first_of(key: str, *tables: Document) -> Any:
     return next((table[key] for table in tables if table.get(key) is not None), None)

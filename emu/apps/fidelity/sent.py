@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from emu.apps.fidelity.record import Case
-from emu.config.names import read_input
+from emu.config.input_files import read_input
+from emu.documents import Document
 from emu.errors import InputError
 from emu.report.measurement import number_of, records, request_ids
 
@@ -46,7 +46,7 @@ def workload_text(case: Case) -> str:
     return "".join(lines)
 
 
-def _planned(dataset: Path) -> list[dict[str, Any]]:
+def _planned(dataset: Path) -> list[Document]:
     """Lines of the dataset; none if it is of another format (its tokens are not known then)."""
     try:
         lines = [msgspec.json.decode(line) for line in dataset.read_bytes().splitlines()]
@@ -56,7 +56,7 @@ def _planned(dataset: Path) -> list[dict[str, Any]]:
 
 
 def _measured_request(
-    source: Path, line: int, record: dict[str, Any], clock: str
+    source: Path, line: int, record: Document, clock: str
 ) -> tuple[float, int, int]:
     """(arrival in s, prompt tokens, output tokens) of a line."""
     arrival, prompt, output = (

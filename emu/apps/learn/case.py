@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.learn.fields import Level, Sent
+from emu.documents import Document
 from emu.units import NS_PER_S
 
 _PAUSE_S: Final = 60.0
@@ -28,7 +29,7 @@ def workload_text(levels: Sequence[Level], shared_tokens: int = 0) -> str:
     begin_s = 0.0
     for level in levels:
         for request in level.requests:
-            row: dict[str, Any] = {
+            row: Document = {
                 "arrival_time_ns": round((begin_s + request.start_s) * NS_PER_S),
                 "input_toks": request.prompt_tokens,
                 "output_toks": request.output_tokens,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from emu.apps.learn.session import Learned
 from emu.apps.shared.posteriorfile import posterior_text, table
+from emu.documents import Document
 from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
@@ -59,7 +60,7 @@ def save(path: Path, base: str, learned: Learned, about: About) -> None:
     """Write the file."""
     judged = learned.judged
     verdict = "gain" if judged.is_gain else "nothing gained"
-    lines: dict[str, Any] = {
+    lines: Document = {
         "format": FORMAT,
         "name": about.name,
         "emu": __version__,

@@ -19,7 +19,7 @@ without recorded gaps. Failed requests, warm-up and cancelled ones are left out 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -29,7 +29,8 @@ from emu.apps.learn.readers.bench import bench_levels
 from emu.apps.learn.readers.guidellm import guidellm_levels
 from emu.apps.learn.readers.inference_perf import inference_perf_levels
 from emu.apps.learn.readers.observed import observe_levels
-from emu.config.names import read_input
+from emu.config.input_files import read_input
+from emu.documents import Document
 from emu.errors import InputError
 
 
@@ -62,7 +63,7 @@ _KNOWN: Final = (
 
 def _of_lines(source: str, data: bytes, problem: str) -> list[Level]:
     """A file of one object a line."""
-    rows: list[tuple[int, dict[str, Any]]] = []
+    rows: list[tuple[int, Document]] = []
     for line, text in enumerate(data.split(b"\n"), start=1):
         if not text.strip():
             continue

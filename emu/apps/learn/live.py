@@ -23,7 +23,7 @@ from emu.apps.learn.options import LearnOptions
 from emu.apps.learn.probe import Limits, Wave, probe, record
 from emu.apps.learn.server import Server, server_of
 from emu.apps.shared.client import Client, parse_url
-from emu.config.names import engine_label
+from emu.config.engine_words import engine_label
 from emu.engines.registry import nearest_version
 from emu.errors import RunError
 from emu.rng import rng_stream

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 
 from emu.apps.learn.options import ServerOptions
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.documents import Document
 from emu.engines.registry import engine_named
 from emu.errors import InputError
 
@@ -21,7 +21,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     dtype: str = ""
     engine: str = ""
-    scheduler: dict[str, Any] = {}
+    scheduler: Document = {}
     """Keys of `[scheduler]`."""
     max_model_tokens: int = 0
 

@@ -9,16 +9,16 @@ result.json      as `vllm bench serve --save-result --save-detailed` writes: ttf
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from emu.apps.observe.drive import Observed
+from emu.documents import Document
 from emu.report.atomic import write_bytes, write_text
 
 
-def write_results(directory: Path, seen: list[Observed], duration_s: float) -> dict[str, Any]:
+def write_results(directory: Path, seen: list[Observed], duration_s: float) -> Document:
     """Both files; returns the figures of result.json without its lists."""
     directory.mkdir(parents=True, exist_ok=True)
     done = [one for one in seen if not one.error]
@@ -41,7 +41,7 @@ def write_results(directory: Path, seen: list[Observed], duration_s: float) -> d
     write_bytes(directory / "requests.jsonl", b"".join(line + b"\n" for line in lines))
     ttfts = [one.token_s[0] - one.sent_s if one.token_s else 0.0 for one in seen]
     itls = [np.diff(one.token_s).tolist() for one in seen]
-    figures: dict[str, Any] = {
+    figures: Document = {
         "duration": duration_s,
         "completed": len(done),
         "failed": len(seen) - len(done),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from emu.apps.plan.costs import Costs
 from emu.apps.plan.day import Day
 from emu.apps.plan.doubt import Doubt
 from emu.apps.plan.survive import Fate
+from emu.documents import Document
 from emu.report.grid import html_table
 
 
@@ -127,7 +126,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, str]
     """Layout -> why it cannot run, or that nothing as cheap as the best meets."""
     runs: int
-    config: dict[str, Any]
+    config: Document
     """The best cluster as a configuration: the survivor if one was asked for."""
 
     def _repr_html_(self) -> str:

@@ -23,8 +23,8 @@ from emu.apps.plan.manifests.dynamo import dynamo
 from emu.apps.plan.manifests.kubernetes import kubernetes
 from emu.apps.plan.manifests.llm_d import llm_d
 from emu.config.load import config_from_dict
-from emu.config.names import toml_text
 from emu.config.schema import VllmTable
+from emu.config.toml_text import toml_text
 from emu.report.atomic import write_text
 
 

@@ -57,7 +57,7 @@ from emu.apps.shared.points import Base, Driver, point_pool, point_store
 from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
-from emu.config.names import toml_text
+from emu.config.toml_text import toml_text
 from emu.errors import InputError, RunError
 from emu.latency.coefficients import kernels_told
 from emu.options.shared import Workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.plan.answer import Headroom
 from emu.apps.plan.layouts import Candidate
@@ -11,6 +11,7 @@ from emu.apps.plan.question import Question
 from emu.apps.plan.traffic import traffic_at
 from emu.apps.plan.worlds import World, Worlds
 from emu.apps.shared.points import Driver, Row, meets
+from emu.documents import Document
 
 STEPS: Final = (1.1, 1.2, 1.4, 1.7, 2.0)
 """Factors that are tried upwards, until one fails."""
@@ -19,7 +20,7 @@ _OVER: Final = ("overloaded", "unknown")
 
 
 def headroom(
-    driver: Driver, question: Question, worlds: Worlds, best: Candidate, plain: dict[str, Any]
+    driver: Driver, question: Question, worlds: Worlds, best: Candidate, plain: Document
 ) -> Headroom:
     """The largest factor at which the cluster meets with every seed.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from emu.api import run
 from emu.apps.plan.question import Objective
+from emu.documents import Document
 from emu.process.interrupts import scratch
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS
@@ -25,7 +26,7 @@ _COLUMNS: Final = {"ttft": "ttft_ns", "tpot": "tpot_ns", "e2e": "latency_ns"}
 
 
 def intervals_of(
-    tables: dict[str, Any], objectives: Sequence[Objective], seed: int
+    tables: Document, objectives: Sequence[Objective], seed: int
 ) -> list[tuple[float, float]]:
     """95 % intervals (low, high) in ms of the objectives' percentiles in one run."""
     with scratch("emu-plan-") as directory:

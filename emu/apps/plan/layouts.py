@@ -16,9 +16,9 @@ with its numbers of replicas. Three facts rule out clusters without a run:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,13 +26,14 @@ from emu.apps.plan.pace import Loads, Pace
 from emu.apps.plan.question import GpuKind, Objective, Question
 from emu.catalogue import sizes
 from emu.catalogue.model import UNITS, ModelSpec
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.units import ceil_div
 
 MODES: Final = ("colocated", "disaggregated")
 _FLOP_PER_PARAMETER: Final = 2
-Values = dict[str, Any]
+Values = Document
 """Dotted keys of a configuration."""
 
 
@@ -185,17 +186,17 @@ class Candidate(msgspec.Struct, frozen=True):
             for count in counts
         ]
 
-    def values(self, gpus_per_node: int, settings: Mapping[str, Any] | None = None) -> Values:
+    def values(self, gpus_per_node: int, settings: DocumentView | None = None) -> Values:
         """The keys of a configuration that make this cluster.
 
         `settings`: overrides of every configuration; those of machines hold for both kinds of a
         cluster that mixes them.
         """
         layout = self.layout
-        shape: dict[str, Any] = {"tensor_parallel": layout.tensor_parallel, "place": "spread"}
+        shape: Document = {"tensor_parallel": layout.tensor_parallel, "place": "spread"}
         if layout.pipeline_parallel > 1:
             shape["pipeline_parallel"] = layout.pipeline_parallel
-        replicas: list[dict[str, Any]] = [{"role": "colocated", "count": self.prefill, **shape}]
+        replicas: list[Document] = [{"role": "colocated", "count": self.prefill, **shape}]
         if self.decode:
             replicas = [
                 {"role": "prefill", "count": self.prefill, **shape},
@@ -205,7 +206,7 @@ class Candidate(msgspec.Struct, frozen=True):
             spare = self.replicas - self.prefill - self.decode
             replicas.append({"role": "inactive", "count": spare, **shape})
         machines = self.machines(gpus_per_node)
-        nodes: dict[str, Any] = {
+        nodes: Document = {
             "nodes.0.gpu": layout.gpu.name,
             "nodes.0.gpus": gpus_per_node,
             "nodes.0.count": machines[0],
@@ -247,7 +248,7 @@ class Candidate(msgspec.Struct, frozen=True):
             "max_decode": most - self.prefill,
         }
 
-    def _scaling_values(self) -> dict[str, Any]:
+    def _scaling_values(self) -> Document:
         if self.scaling is None:
             return {}
         given = {"preset": self.scaling.system, **self.bounds}

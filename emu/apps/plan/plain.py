@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from emu.apps.plan.question import gpu_kinds
 from emu.apps.plan.traffic import traffic
-from emu.config.names import toml_text
+from emu.config.toml_text import toml_text
+from emu.documents import Document
 from emu.errors import InputError
 from emu.report.atomic import write_text
 from emu.runs.options import RunOptions
@@ -31,7 +31,7 @@ def plain_config(output: Path, options: RunOptions) -> Path:
             table["rate_per_s"] = float(options.rate)
     replicas, tensor_parallel = max(1, options.replicas), options.tensor_parallel
     machines = ceil_div(replicas, max(1, GPUS_PER_NODE // tensor_parallel))
-    node: dict[str, Any] = {"gpu": kinds[0].name, "gpus": GPUS_PER_NODE, "count": machines}
+    node: Document = {"gpu": kinds[0].name, "gpus": GPUS_PER_NODE, "count": machines}
     if has_prices:
         node["hourly_price"] = kinds[0].price
     tables = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from emu.apps.plan.answer import Answer
 from emu.apps.plan.day import curve_of
@@ -28,6 +28,7 @@ from emu.apps.plan.traffic import traffic, wrong
 from emu.apps.shared.settings import settings_of
 from emu.apps.shared.watching import Watch
 from emu.config.tables import Dtype
+from emu.documents import Document
 from emu.errors import InputError
 from emu.options.declare import takes
 
@@ -140,9 +141,7 @@ def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequenc
             raise wrong("--autoscale", f"{system} scales {scaled} replicas; add --mode {scaled}")
 
 
-def _settings(
-    options: PlanOptions, systems: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(options: PlanOptions, systems: Sequence[str]) -> tuple[Document, Document]:
     """Overrides of every configuration, and of those that scale."""
     given = options.overrides
     settings = dict(given) if isinstance(given, Mapping) else settings_of(given)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,7 +19,8 @@ from emu.apps.plan.traffic import SOURCE, wrong
 from emu.apps.shared.conditions import Condition
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
+from emu.documents import Document
 
 METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Metric of an option -> its name in summary.json."""
@@ -75,7 +76,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     hf_config: str
     gpus: tuple[GpuKind, ...]
     has_prices: bool
-    workload: dict[str, Any]
+    workload: Document
     """The table [workload] of a configuration, without the rate of a trace."""
     rate_per_s: float
     """Requests per second; 0 = as the trace has it."""
@@ -91,11 +92,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     gpus_max: int
     gpus_per_node: int
-    settings: dict[str, Any]
+    settings: Document
     """Overrides of every configuration (dotted keys)."""
     systems: tuple[str, ...] = ("none",)
     """Presets of [autoscale] to try; "none" = a cluster that does not scale."""
-    scaling: dict[str, Any] = {}
+    scaling: Document = {}
     """Overrides of every configuration that scales (dotted keys)."""
     day: tuple[tuple[float, float], ...] = ()
     """(hour, requests per second) of a day's curve."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from emu.apps.plan.traffic import SOURCE
 from emu.apps.shared.points import Driver, Point, meets
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
+from emu.documents import Document
 
 if TYPE_CHECKING:
     from emu.apps.plan.question import Question
@@ -48,7 +49,7 @@ class Loss(msgspec.Struct, frozen=True):
     """Replicas that prefill or do both."""
     decode: int
     """Replicas that decode."""
-    targets: tuple[dict[str, Any], ...]
+    targets: tuple[Document, ...]
     """Of [[faults]], without the time."""
 
 
@@ -63,7 +64,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     """Requests."""
 
 
-def losses_of(candidate: Candidate, question: Question, plain: dict[str, Any]) -> list[Loss]:
+def losses_of(candidate: Candidate, question: Question, plain: Document) -> list[Loss]:
     """The single losses of a cluster that are not alike."""
     values = candidate.values(question.gpus_per_node, question.settings)
     texts = override_texts({**question.settings, **values})
@@ -73,7 +74,7 @@ def losses_of(candidate: Candidate, question: Question, plain: dict[str, Any]) -
         for replica in plan.replicas:
             is_decode = replica.role == "decode"
             name = f"replica {replica.replica_id}"
-            target: dict[str, Any] = {"kind": "replica_crash", "replica": replica.replica_id}
+            target: Document = {"kind": "replica_crash", "replica": replica.replica_id}
             if question.survive == "rank":
                 name = f"GPU {replica.gpus[0]}"
                 target = {"kind": "gpu_crash", "gpu": replica.gpus[0]}
@@ -105,7 +106,7 @@ class Survival:
         trials: Trials,
         driver: Driver,
         question: Question,
-        plain: dict[str, Any],
+        plain: Document,
         judge: Judge,
     ) -> None:
         """`trials` of the objectives after the loss."""
@@ -157,7 +158,7 @@ class Survival:
         at_s = round(STRIKE * (worlds.spans.long_s or worlds.span_s), 3)
         away_s = self._question.away_s
         length = {"duration_s": away_s} if away_s else {}
-        more: dict[str, Any] = {
+        more: Document = {
             "faults": [{"at_s": at_s, **target, **length} for target in loss.targets],
             "recovery.replace": bool(away_s),
         }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,14 +19,15 @@ from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload
 
 
-def base_config(question: Question) -> dict[str, Any]:
+def base_config(question: Question) -> Document:
     """The configuration that all candidates start from: a smallest cluster."""
-    model: dict[str, Any] = {"name": question.model} if question.model else {}
+    model: Document = {"name": question.model} if question.model else {}
     if question.hf_config:
         model["hf_config"] = str(Path(question.hf_config).resolve())
         model.setdefault("name", model_of(question).name)
@@ -36,7 +35,7 @@ def base_config(question: Question) -> dict[str, Any]:
     if workload.get("path"):
         workload["path"] = str(Path(workload["path"]).resolve())
     gpu = question.gpus[0]
-    node: dict[str, Any] = {"gpu": gpu.name, "gpus": question.gpus_per_node}
+    node: Document = {"gpu": gpu.name, "gpus": question.gpus_per_node}
     if question.has_prices:
         node["hourly_price"] = gpu.price
     return {
@@ -49,11 +48,11 @@ def base_config(question: Question) -> dict[str, Any]:
     }
 
 
-def checked_config(plain: dict[str, Any], settings: Mapping[str, Any]) -> Config:
+def checked_config(plain: Document, settings: DocumentView) -> Config:
     return config_from_dict(plain, override_texts(settings), SOURCE)
 
 
-def types_told(spec: ModelSpec, tables: Mapping[str, Any]) -> str:
+def types_told(spec: ModelSpec, tables: DocumentView) -> str:
     """`weights fp8_block, KV bfloat16` of a configuration."""
     table = config_from_dict(dict(tables)).model
     kv = sizes.kv_dtype(spec, table.dtype, table.kv_cache_dtype)
@@ -69,7 +68,7 @@ def model_of(question: Question) -> ModelSpec:
     return spec
 
 
-def set_rate(plain: dict[str, Any], question: Question, workload: Workload) -> float:
+def set_rate(plain: Document, question: Question, workload: Workload) -> float:
     """Stretch a trace to the rate that was asked for; the rate, requests per second."""
     span_s = (workload.last_arrival_ns - workload.first_arrival_ns) / NS_PER_S
     own = (workload.count - 1) / span_s if span_s > 0 else 0.0
@@ -100,9 +99,7 @@ def loads_of(workload: Workload, question: Question, rate: float) -> Loads:
     return Loads(prompts, outputs, rate, span_s, not is_plain)
 
 
-def checked_tables(
-    plain: dict[str, Any], question: Question, best: Candidate, spans: Spans
-) -> dict[str, Any]:
+def checked_tables(plain: Document, question: Question, best: Candidate, spans: Spans) -> Document:
     """The best cluster as the tables of a configuration, settings included."""
     tables = msgspec.to_builtins(plain)
     values = best.values(question.gpus_per_node)
@@ -131,7 +128,7 @@ def checked_tables(
     return _with_settings(tables, question.settings)
 
 
-def _with_settings(tables: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_settings(tables: Document, settings: DocumentView) -> Document:
     """Tables with dotted keys set, as `--set` does."""
     from emu.config.overrides import apply_override
 

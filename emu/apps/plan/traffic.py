@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from emu.config.presets import WORKLOADS
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.options.shared import Traffic
 from emu.workload.formats.csv_named import columns_of
@@ -24,7 +25,7 @@ def wrong(option: str, problem: str) -> InputError:
     return InputError(SOURCE, None, option, problem)
 
 
-def lengths(text: str | int, option: str) -> dict[str, Any]:
+def lengths(text: str | int, option: str) -> Document:
     """A distribution of lengths: `512`, `100-2000` (uniform), or keys of a table of lengths."""
     given = str(text).strip()
     if given.isascii() and given.isdigit():
@@ -32,7 +33,7 @@ def lengths(text: str | int, option: str) -> dict[str, Any]:
     low, dash, high = given.partition("-")
     if dash and low.isdigit() and high.isdigit():
         return {"distribution": "uniform", "min": int(low), "max": int(high)}
-    table: dict[str, Any] = {}
+    table: Document = {}
     for part in given.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key:
@@ -51,7 +52,7 @@ def _number_or_word(text: str) -> int | float | str:
     return text
 
 
-def traffic(options: Traffic) -> dict[str, Any]:
+def traffic(options: Traffic) -> Document:
     """The table [workload]. Raises InputError for what does not go together."""
     if options.rate and not (math.isfinite(options.rate) and options.rate > 0):
         raise wrong("--rate", f"must be positive, not {options.rate:g}")
@@ -67,7 +68,7 @@ def traffic(options: Traffic) -> dict[str, Any]:
     if options.workload:
         if given:
             raise wrong(given[0], "a --workload file has its own lengths")
-        table: dict[str, Any] = {"path": str(options.workload)}
+        table: Document = {"path": str(options.workload)}
         if options.requests:
             table["limit"] = options.requests
         if options.columns:
@@ -77,7 +78,7 @@ def traffic(options: Traffic) -> dict[str, Any]:
         raise wrong("--columns", "names columns of a --workload FILE")
     if not options.rate:
         raise wrong("--rate", "give requests per second, or a --workload file that has them")
-    service: Mapping[str, Any]
+    service: DocumentView
     if options.preset and len(given) > 1:
         raise wrong(given[1], "a --preset has its own lengths")
     if options.preset:
@@ -101,7 +102,7 @@ def traffic(options: Traffic) -> dict[str, Any]:
     return {"synthetic": synthetic}
 
 
-def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
+def traffic_at(factor: float, plain: DocumentView, rate: float) -> Document:
     """The keys that make the traffic `factor` times as dense; none at 1, the run of the search."""
     if factor == 1.0:
         return {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ from emu.apps.shared.points import Point
 from emu.catalogue.model import ModelSpec
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
+from emu.documents import Document
 from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
@@ -58,7 +59,7 @@ class Worlds:
 
     model: ModelSpec | None = None
 
-    def __init__(self, question: Question, plain: dict[str, Any], directory: Path) -> None:
+    def __init__(self, question: Question, plain: Document, directory: Path) -> None:
         self._question = question
         self._plain = plain
         self._place = (directory / "engines").resolve()
@@ -106,9 +107,7 @@ class Worlds:
                 self._known[key] = None
         return self._known[key]
 
-    def point(
-        self, candidate: Candidate, world: World, more: dict[str, Any] | None = None
-    ) -> Point:
+    def point(self, candidate: Candidate, world: World, more: Document | None = None) -> Point:
         """The run of a cluster in a world."""
         question, layout = self._question, candidate.layout
         values = candidate.values(question.gpus_per_node, question.settings)

@@ -18,13 +18,14 @@ import heapq
 import socket
 import struct
 import sys
-from typing import Any, Final
+from typing import Final
 
 import h11
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from emu.documents import Document
 from emu.kernel.wallclock import WallKernel
 
 GENERATING: Final = frozenset(
@@ -117,7 +118,7 @@ class LiveProtocol(H11Protocol):
         self,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: Document,
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         intake: Intake,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from emu.apps.serve.pace import AnswerPace
 from emu.apps.serve.toml import scalars_text, to_toml
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable
+from emu.documents import Document
 from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
 from emu.report.atomic import write_text
@@ -178,7 +179,7 @@ _SCENARIO_HEAD: Final = (
 )
 
 
-Table = dict[str, Any]
+Table = Document
 """A configuration as plain values."""
 Event = dict[str, object]
 """What the live page is told."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from emu.documents import Document
 from emu.errors import InputError, RunError
 from emu.process.prepared import prepared
 
@@ -52,7 +53,7 @@ def parse_url(url: str) -> Target:
 
 class _Chunk(msgspec.Struct):
     choices: list[Any] = []
-    usage: dict[str, Any] | None = None
+    usage: Document | None = None
     error: Any = None
 
 
@@ -67,7 +68,7 @@ class StreamCall(asyncio.Protocol):
         self.sent_s = 0.0
         self.token_s: list[float] = []
         """When each chunk with a token came (monotonic seconds)."""
-        self.usage: dict[str, Any] | None = None
+        self.usage: Document | None = None
         self.is_done = False
         """`[DONE]` was seen."""
         self.error = ""
@@ -200,7 +201,7 @@ class Client:
         self._key = api_key
         self._tls = ssl.create_default_context() if target.is_tls else None
 
-    async def post(self, path: str, body: dict[str, Any]) -> StreamCall:
+    async def post(self, path: str, body: Document) -> StreamCall:
         """Start a call; its `ended` says when it is over. Raises OSError."""
         return await self._call("POST", path, msgspec.json.encode(body))
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import inspect
 
-from emu.config.names import nearest
+from emu.config.suggestions import nearest
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.features.registry import all_features
 from emu.report.summary import LEFT_OUT, Summary
 
-Figures = Mapping[str, Any]
+Figures = DocumentView
 """Figures of a run by dotted name: numbers, words, None."""
 
 _CONDITION = re.compile(r"^\s*([A-Za-z0-9_.]+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*$")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.config.schema import Config, OutputTable
+from emu.documents import Document, DocumentView
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.pool import Pool, pool_of
@@ -39,7 +40,7 @@ from emu.units import NS_PER_MS, NS_PER_S
 class Point(msgspec.Struct, frozen=True):
     """One run to be: the values of the swept keys, and the seed if the sweep has seeds."""
 
-    values: dict[str, Any]
+    values: Document
     seed: int | None = None
     round: int = 0
     """Which round of a search asked for it."""
@@ -49,7 +50,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def with_seeds(
-    values: Sequence[Mapping[str, Any]], seeds: Sequence[int], round_: int = 0
+    values: Sequence[DocumentView], seeds: Sequence[int], round_: int = 0
 ) -> list[Point]:
     """Each point once, or once with each seed. `round_` is the number of the round of a search."""
     chosen: Sequence[int | None] = seeds or [None]
@@ -76,7 +77,7 @@ class PointResult(msgspec.Struct):
     """completed; failed (the run could not go on); invalid (the config or workload is wrong);
     violated (an invariant of emu)."""
     error: str
-    figures: dict[str, Any]
+    figures: Document
     """Figures of summary.json by dotted name; empty unless completed."""
     gpus: int = 0
     """Of all replicas, also those that scaling may add."""
@@ -104,7 +105,7 @@ class Base:
         self._directory = path.resolve().parent
         self._keys = Keys()
 
-    def config(self, fixed: dict[str, Any], point: Point) -> Config:
+    def config(self, fixed: Document, point: Point) -> Config:
         """The config of a point. Raises InputError."""
         texts = override_texts({**fixed, **point.values})
         config = config_from_text(self._text, self.source, texts, self._directory)
@@ -215,7 +216,7 @@ class Driver:
     def __init__(
         self,
         base: Base,
-        fixed: dict[str, Any],
+        fixed: Document,
         store: PointStore,
         pool: PointPool,
         keep_in: str,

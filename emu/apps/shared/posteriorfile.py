@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from emu.documents import Document
 from emu.latency.posterior import Posterior
 
 
@@ -21,7 +22,7 @@ def posterior_text(posterior: Posterior, name: str) -> str:
     )
 
 
-def table(values: dict[str, Any]) -> str:
+def table(values: Document) -> str:
     return "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from typing import Any
 
+from emu.documents import Document
 from emu.errors import InputError
 
 
-def settings_of(texts: Sequence[str]) -> dict[str, Any]:
+def settings_of(texts: Sequence[str]) -> Document:
     """`KEY=VALUE` texts as values. Raises InputError."""
-    settings: dict[str, Any] = {}
+    settings: Document = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,10 +23,11 @@ from emu.apps.shared.points import (
 )
 from emu.apps.shared.watching import Watch
 from emu.config.schema import Config
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.runs.keys import Keys
 
-Overrides = Mapping[str, Any]
+Overrides = DocumentView
 
 
 class System(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ def run_cells(
 
 
 def _configs(
-    base: Base, values: Mapping[str, Any], seeds: int | Sequence[int]
+    base: Base, values: DocumentView, seeds: int | Sequence[int]
 ) -> dict[int, Config | InputError]:
     """The configuration of each seed, or why there is none."""
     try:

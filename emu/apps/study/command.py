@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +11,7 @@ from emu.apps.shared.answer import Reply, tell
 from emu.apps.study.options import StudyOptions
 from emu.apps.study.study import study
 from emu.apps.study.studyfile import dotted, load_study
+from emu.documents import DocumentView
 from emu.errors import InputError
 
 
@@ -64,6 +63,6 @@ def _check_name(option: str, path: Path | None, endings: tuple[str, ...]) -> Non
         raise InputError(str(path), None, option, problem)
 
 
-def _beside(keys: Mapping[str, Any], place: Path) -> Mapping[str, Any] | Path:
+def _beside(keys: DocumentView, place: Path) -> DocumentView | Path:
     """A workload of a file; a trace alone is relative to the study."""
     return place / str(keys["path"]) if set(keys) == {"path"} else keys

@@ -21,7 +21,8 @@ from emu.apps.shared.answer import json_text
 from emu.apps.shared.watching import watching
 from emu.apps.study.cells import Cell, Overrides, System, run_cells, slug
 from emu.apps.study.written import written_class
-from emu.config.names import toml_text
+from emu.config.toml_text import toml_text
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.report.atomic import write_text
 from emu.report.csvtext import quote, text_cell
@@ -31,8 +32,8 @@ from emu.report.paired import TITLE, PairedComparison, SeedSet, compared, number
 from emu.runs.bundle import bundle
 from emu.runs.request_rows import PandasFrame, PolarsFrame, Table, write_workload
 
-SystemGiven = Mapping[str, Any] | str | Path
-WorkloadGiven = Mapping[str, Any] | str | Path | Table
+SystemGiven = DocumentView | str | Path
+WorkloadGiven = DocumentView | str | Path | Table
 _FAILURES_SHOWN: Final = 20
 _CONFIG: Final = "config"
 """The key of a system that has a configuration of its own."""
@@ -150,7 +151,7 @@ class Study:
 
 
 def study(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | DocumentView,
     systems: Mapping[str, SystemGiven],
     *,
     seeds: int | Sequence[int] = 5,
@@ -188,7 +189,7 @@ def study(
 
 
 def _systems(
-    config: str | Path | Mapping[str, Any], systems: Mapping[str, SystemGiven], place: Path
+    config: str | Path | DocumentView, systems: Mapping[str, SystemGiven], place: Path
 ) -> list[System]:
     """What the names stand for. Raises InputError."""
     classes = place / "classes"
@@ -202,7 +203,7 @@ def _systems(
     for name, one in systems.items():
         if isinstance(one, (str, Path)):
             is_file = str(one).endswith(".toml")
-            keys: dict[str, Any] = {_CONFIG: one} if is_file else {"autoscale.preset": str(one)}
+            keys: Document = {_CONFIG: one} if is_file else {"autoscale.preset": str(one)}
         else:
             keys = dict(one)
         own = Path(keys.pop(_CONFIG, base))

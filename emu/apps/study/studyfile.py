@@ -14,17 +14,17 @@ path = "bursts.csv"
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from emu.config.names import unknown_key
 from emu.config.places import line_of, locate
 from emu.config.schema import doc
+from emu.config.suggestions import unknown_key
 from emu.config.tomlfile import read_toml
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.process.prepared import prepared
 
@@ -39,7 +39,7 @@ class StudyFile(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
     base: Annotated[str, doc("Configuration that all systems start from, relative to this file.")]
     systems: Annotated[
-        dict[str, dict[str, Any]],
+        dict[str, Document],
         doc(
             "Name -> keys of the configuration that the system overrides, dotted or as tables;"
             " `config` names a configuration of its own instead of the base. The first is the base"
@@ -51,7 +51,7 @@ class StudyFile(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
         Seeds, doc("How many seeds, from the configuration's own on; or a list of them.")
     ] = 5
     workloads: Annotated[
-        dict[str, dict[str, Any]],
+        dict[str, Document],
         doc("Name -> keys that the workload overrides; none: that of the configuration."),
     ] = {}
     figures: Annotated[
@@ -84,9 +84,9 @@ def _problem(source: str, text: str, message: str) -> InputError:
     return InputError(source, line, ".".join(parts), problem[:1].lower() + problem[1:])
 
 
-def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(table: DocumentView, prefix: str = "") -> Document:
     """Dotted keys of nested tables."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for key, value in table.items():
         if isinstance(value, dict) and value:
             found |= dotted(value, f"{prefix}{key}.")

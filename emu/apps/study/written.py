@@ -13,11 +13,12 @@ import builtins
 import linecache
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final
 
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.report.atomic import write_text
 
@@ -138,7 +139,7 @@ def _outdented(lines: list[str]) -> str:
 
 def _used(value: type | FunctionType, text: str, owner: str) -> Iterator[tuple[str, Any]]:
     """Names from outside that a definition needs, with what they stand for."""
-    scopes: list[Mapping[str, Any]] = []
+    scopes: list[DocumentView] = []
     for function in _functions(value):
         scopes += [_closure(function), function.__globals__]
     own = {value.__name__}
@@ -151,7 +152,7 @@ def _used(value: type | FunctionType, text: str, owner: str) -> Iterator[tuple[s
             raise InputError("study", None, owner, f"uses {name}, which is not defined")
 
 
-def _closure(function: FunctionType) -> dict[str, Any]:
+def _closure(function: FunctionType) -> Document:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if name != "__class__"}
 

@@ -29,6 +29,7 @@ from emu.apps.shared.answer import Reply, json_text, tell
 from emu.apps.shared.engines import KnownEngine, engines_of
 from emu.config.load import load_config
 from emu.config.schema import Config
+from emu.documents import Document, DocumentView
 from emu.engines.registry import engine_text
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
@@ -81,7 +82,7 @@ def numbers_of(count: int, varied: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def run_draw(task: Task) -> dict[str, Any]:
+def run_draw(task: Task) -> Document:
     """Run a draw; the figures of its summary."""
     with scratch("emu-draw-") as place:
         groups = list(task.config.replicas)
@@ -111,7 +112,7 @@ class Drawing:
         self._numbers = numbers_of(count, self._varied)
         self.tasks = _tasks(config, source, self._known, self._numbers)
 
-    def result(self, found: Mapping[int, Mapping[str, Any]]) -> Draws:
+    def result(self, found: Mapping[int, DocumentView]) -> Draws:
         """The result of the draws that have ended, by number."""
         ended = sorted(found)
         rows = [{**found[index], "index": index} for index in ended]
@@ -138,8 +139,8 @@ def run_draws(
     drawing = Drawing(config, source, count)
     top = Path(config.output.dir)
     execute(config, source, report=False, origin=origin)
-    found: dict[int, dict[str, Any]] = {}
-    store: Store[dict[str, Any]] = Store(top, dict)
+    found: dict[int, Document] = {}
+    store: Store[Document] = Store(top, dict)
     try:
         for one in _answers(drawing.tasks, options, store):
             found[int(one["index"])] = one
@@ -176,8 +177,8 @@ def draw_each(
     drawings = [Drawing(config, source, count) for config in configs]
     tasks = [task for drawing in drawings for task in drawing.tasks]
     tasks = [msgspec.structs.replace(task, index=at) for at, task in enumerate(tasks)]
-    store: Store[dict[str, Any]] = Store(directory, dict)
-    found: list[dict[int, dict[str, Any]]] = [{} for _ in drawings]
+    store: Store[Document] = Store(directory, dict)
+    found: list[dict[int, Document]] = [{} for _ in drawings]
     for done, one in enumerate(_answers(tasks, workers, store), start=1):
         point, index = divmod(int(one["index"]), count)
         found[point][index] = one
@@ -185,9 +186,7 @@ def draw_each(
     return [drawing.result(mine) for drawing, mine in zip(drawings, found, strict=True)]
 
 
-def _answers(
-    tasks: Sequence[Task], workers: Workers, store: Store[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _answers(tasks: Sequence[Task], workers: Workers, store: Store[Document]) -> Iterator[Document]:
     known = Keys()
     keys = [
         known.key(task.config, "draw", task.index, msgspec.to_builtins(task.engines))
@@ -245,7 +244,7 @@ def _tasks(
 
 
 def _figures(
-    ended: Sequence[Mapping[str, Any]], numbers: Sequence[Sequence[int]], varied: Sequence[str]
+    ended: Sequence[DocumentView], numbers: Sequence[Sequence[int]], varied: Sequence[str]
 ) -> dict[str, Interval]:
     if not ended:
         return {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ from emu.apps.sweeps.sweepfile import (
     load_sweep,
 )
 from emu.cluster.plan import make_plan
+from emu.documents import Document
 from emu.errors import InputError
 from emu.options.shared import Workers
 
@@ -124,7 +125,7 @@ def _known(driver: Driver, rows: Sequence[Row], source: str) -> str:
     return ""
 
 
-def _roles(base: Base, fixed: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+def _roles(base: Base, fixed: Document, rows: Sequence[Row]) -> list[str]:
     """Roles of the groups of replicas; none where points differ in them."""
     if any(key == "replicas" or key.endswith(".role") for row in rows for key in row.point.values):
         return []

@@ -17,6 +17,7 @@ from emu.apps.sweeps.sweepfile import (
     flat,
     ranges,
 )
+from emu.documents import Document, DocumentView
 from emu.errors import InputError
 from emu.rng import rng_stream
 
@@ -38,7 +39,7 @@ def fixed_points(sweep: Sweep, source: str) -> list[Point]:
     return with_seeds(values, sweep.seeds)
 
 
-def _grid(keys: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+def _grid(keys: DocumentView, source: str) -> list[Document]:
     for key, values in keys.items():
         if not isinstance(values, list) or not values:
             raise InputError(source, None, f"grid.{key}", "expected an array of values")
@@ -50,7 +51,7 @@ def _grid(keys: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
     return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
 
 
-def _random(space: Mapping[str, RangeTable], count: int, seed: int) -> list[dict[str, Any]]:
+def _random(space: Mapping[str, RangeTable], count: int, seed: int) -> list[Document]:
     # A stream for each key: adding a key leaves the draws of the others as they are.
     streams = {key: rng_stream(seed, f"sweep.{key}") for key in space}
     return [{key: draw(space[key], rng) for key, rng in streams.items()} for _ in range(count)]

@@ -14,6 +14,7 @@ import msgspec
 
 from emu.apps.shared.points import Row
 from emu.apps.sweeps.drive import SweepResult
+from emu.documents import Document
 from emu.errors import needs_extra
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.csvtext import quote, text_cell
@@ -79,7 +80,7 @@ def write_results(result: SweepResult) -> None:
         _write_parquet(result.directory / "results.parquet", columns, result.source)
 
 
-def _draws_of(rows: Sequence[Row]) -> dict[str, Any]:
+def _draws_of(rows: Sequence[Row]) -> Document:
     """What was drawn, for sweep.json; nothing without draws."""
     draws = [row.draws for row in rows]
     first = next((one for one in draws if one is not None), None)

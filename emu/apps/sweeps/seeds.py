@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.table import Table
 from emu.apps.shared.answer import Reply, json_text, tell
 from emu.config.load import load_config
 from emu.config.schema import Config
+from emu.documents import Document
 from emu.errors import InputError
 from emu.process.pool import pool_of
 from emu.process.prepared import prepared
@@ -63,7 +64,7 @@ class Seeds(msgspec.Struct, frozen=True):
     figures: dict[str, Figure]
 
 
-def run_one(task: SeedTask) -> dict[str, Any]:
+def run_one(task: SeedTask) -> Document:
     """Run a seed; the figures of its summary."""
     result = execute(task.config, task.source, report=task.report, origin=task.origin)
     assert result.summary is not None
@@ -84,7 +85,7 @@ def run_seeds(
         SeedTask(adjust(config, seed=seed, output=place / f"seed-{seed}"), source, report, origin)
         for seed in seeds
     ]
-    store: Store[dict[str, Any]] = Store(top, dict)
+    store: Store[Document] = Store(top, dict)
     known = Keys()
     keys = {task.config.seed: known.key(task.config, "seed") for task in tasks}
     keyed = {keys[task.config.seed]: task for task in tasks}

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from emu.config.names import unknown_key
 from emu.config.places import line_of, locate
 from emu.config.schema import doc
+from emu.config.suggestions import unknown_key
 from emu.config.tomlfile import read_toml
+from emu.documents import Document
 from emu.errors import InputError
 from emu.process.prepared import prepared
 
@@ -49,7 +50,7 @@ class RandomTable(SweepTable, kw_only=True, frozen=True):
 
     points: Annotated[Count, doc("How many.")]
     seed: Annotated[int, doc("Of the draws; the runs keep the config's."), Meta(ge=0)] = 0
-    keys: Annotated[dict[str, Any], doc("Dotted key -> range (see below).")]
+    keys: Annotated[Document, doc("Dotted key -> range (see below).")]
 
 
 class SearchTable(SweepTable, kw_only=True, frozen=True):
@@ -81,7 +82,7 @@ class ParetoTable(SweepTable, kw_only=True, frozen=True):
     minimize: Annotated[
         list[str], Meta(min_length=1, max_length=3), doc("Figures of summary.json to minimize.")
     ]
-    keys: Annotated[dict[str, Any], doc("Dotted key -> range (see below).")]
+    keys: Annotated[Document, doc("Dotted key -> range (see below).")]
 
 
 class PlotTable(SweepTable, kw_only=True, frozen=True):
@@ -99,7 +100,7 @@ class Sweep(SweepTable, kw_only=True, frozen=True):
 
     base: Annotated[str, doc("Config file, relative to this file.")]
     output: Annotated[str, doc("Output directory; empty = runs/NAME beside this file.")] = ""
-    fixed: Annotated[dict[str, Any], doc("Overrides of every point.")] = field(
+    fixed: Annotated[Document, doc("Overrides of every point.")] = field(
         default_factory=dict, name="set"
     )
     seeds: Annotated[
@@ -113,10 +114,10 @@ class Sweep(SweepTable, kw_only=True, frozen=True):
     keep_runs: Annotated[bool, doc("Keep the output directory of every run.")] = False
     parquet: Annotated[bool, doc("Also write results.parquet (extra `parquet`).")] = False
     grid: Annotated[
-        dict[str, Any] | None, doc("Dotted key -> array of values; all combinations are run.")
+        Document | None, doc("Dotted key -> array of values; all combinations are run.")
     ] = None
     listed: Annotated[
-        list[dict[str, Any]] | None, doc("One table of dotted keys and values for each point.")
+        list[Document] | None, doc("One table of dotted keys and values for each point.")
     ] = field(default=None, name="list")
     random: RandomTable | None = None
     search: SearchTable | None = None
@@ -183,9 +184,9 @@ def _problem(source: str, text: str, message: str) -> InputError:
     return InputError(source, place(text, parts), field, problem[:1].lower() + problem[1:])
 
 
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Document, prefix: str = "") -> Document:
     """Dotted keys of nested tables, down to what is no table or a range."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value and not is_range(value):
@@ -195,12 +196,12 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def is_range(value: dict[str, Any]) -> bool:
+def is_range(value: Document) -> bool:
     """True for `{values = [...]}` and `{min = 1, max = 9}`."""
     return "values" in value or ("min" in value and not isinstance(value["min"], dict))
 
 
-def ranges(table: dict[str, Any], source: str, field: str) -> dict[str, RangeTable]:
+def ranges(table: Document, source: str, field: str) -> dict[str, RangeTable]:
     """The ranges of a [random] or [pareto] table. Raises InputError."""
     found: dict[str, RangeTable] = {}
     for key, value in flat(table).items():

@@ -22,18 +22,19 @@ from emu.apps.shared.points import (
     point_store,
     with_seeds,
 )
-from emu.config.names import toml_text
+from emu.config.toml_text import toml_text
+from emu.documents import DocumentView
 from emu.errors import InputError, RunError
-from emu.plugins import is_object, replaced
+from emu.plugins.named import is_object, replaced
 from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
 
 
 def sweep(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | DocumentView,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    points: Iterable[Mapping[str, Any]] = (),
+    points: Iterable[DocumentView] = (),
     seeds: Sequence[int] = (),
     jobs: int = 0,
     ray: str | None = None,

@@ -11,10 +11,11 @@ import datetime
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emu.api import Rows, load
 from emu.apps.whatif.options import ExportFormat, ExportOptions
+from emu.documents import Document
 from emu.errors import InputError
 from emu.report.atomic import write_text
 from emu.units import NS_PER_S
@@ -51,7 +52,7 @@ def _start_ns(directory: Path) -> int:
         return 0
 
 
-def _facts(rows: Rows, start_ns: int) -> Iterator[dict[str, Any]]:
+def _facts(rows: Rows, start_ns: int) -> Iterator[Document]:
     """What all formats tell of a request."""
     for row in rows:
         yield {

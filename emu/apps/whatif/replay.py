@@ -21,7 +21,7 @@ from emu.apps.whatif.options import WhatifOptions
 from emu.apps.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
 from emu.apps.whatif.variants import Outcome, Variant, run_variant, with_lines
 from emu.cluster.plan import make_plan
-from emu.config.names import INPUT_BYTES_MAX, read_file
+from emu.config.input_files import INPUT_BYTES_MAX, read_file
 from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError

@@ -14,6 +14,7 @@ import msgspec
 
 from emu.backends.aiconfigurator.table import SYSTEMS, WHEEL, Provenance, Table, Wanted
 from emu.catalogue.model import ModelSpec
+from emu.documents import Document
 from emu.errors import InputError, install_hint
 
 CHUNKS: Final = (16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
@@ -71,7 +72,7 @@ def sample_database(wanted: Wanted) -> Table:
     raise InputError(wanted.source, None, "latency.backend", problem)
 
 
-def _engine_config(asked: Provenance, name: str) -> dict[str, Any]:
+def _engine_config(asked: Provenance, name: str) -> Document:
     """What the database compiles. It ignores keys that it does not know: mind the spelling."""
     config = {
         "schema_version": 1,
@@ -110,7 +111,7 @@ def _forward(database: Any) -> Forward:
     return forward
 
 
-def hf_config(spec: ModelSpec, source: str = "config") -> dict[str, Any]:
+def hf_config(spec: ModelSpec, source: str = "config") -> Document:
     """A `config.json` from which the database builds a model's operations.
 
     Raises InputError for architectures whose operations would not be those of the model.
@@ -131,7 +132,7 @@ def hf_config(spec: ModelSpec, source: str = "config") -> dict[str, Any]:
                 f"architectures otherwise; this one has {what}"
             )
             raise InputError(source, None, "model.name", problem)
-    config: dict[str, Any] = {
+    config: Document = {
         "architectures": ["Qwen3ForCausalLM" if spec.qk_norm else "LlamaForCausalLM"],
         "hidden_size": spec.hidden,
         "num_hidden_layers": spec.layers,

@@ -8,7 +8,7 @@ import msgspec
 
 from emu.backends.aiconfigurator.database import sample_database
 from emu.backends.aiconfigurator.table import FORMAT, Table, Wanted
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.errors import InputError
 from emu.process.prepared import prepared
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
+from emu.documents import Document
 from emu.errors import needs_extra
 
 with needs_extra("astra", "config", "latency.backend"):
@@ -86,7 +87,7 @@ def _add_field(
         field.oneof_index = 0
 
 
-def _load() -> dict[str, Any]:
+def _load() -> Document:
     text = resources.files("emu.backends.astra").joinpath(_FILE).read_text(encoding="utf-8")
     file = parse_proto(text)
     pool = descriptor_pool.DescriptorPool()

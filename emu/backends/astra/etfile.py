@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from emu.backends.astra.chakra import GlobalMetadata, NodeProto
 from emu.backends.astra.graph import FORK_TYPES, UPSTREAM_TYPES, Graph, Node, NodeKind
 from emu.backends.astra.inputs import UPSTREAM_SCALE
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.errors import InputError
 
 Dialect = Literal["fork", "upstream"]

@@ -1,6 +1,6 @@
 """`[latency]`: what an iteration costs. `backend` chooses the kind, `tag` is its name."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import field
 
@@ -16,6 +16,7 @@ from emu.config.tables import (
     doc,
     tag_of,
 )
+from emu.documents import Document
 
 Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
 Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
@@ -90,7 +91,7 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
         return "balanced"
 
     @property
-    def expert_routing_own(self) -> dict[str, Any]:
+    def expert_routing_own(self) -> Document:
         """Keys of a gate of the user's own."""
         return {}
 
@@ -104,7 +105,7 @@ class GatedTable(LatencyTable, kw_only=True, frozen=True):
             "MoE gate: balanced (no rank is favored), round_robin, random, skewed, or package.module:Class."
         ),
     ] = "balanced"
-    expert_routing_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    expert_routing_own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
 
 class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
@@ -188,7 +189,7 @@ class OwnLatencyTable(GatedTable, kw_only=True, frozen=True, tag=False):
     """A class of one's own; its own keys stand in `[latency.own]`."""
 
     backend: Annotated[str, doc("package.module:Class")]
-    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
 
 BACKENDS = (

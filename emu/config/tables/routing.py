@@ -6,11 +6,12 @@ class that implements it, its docstring what the pages say, and its fields are t
 reads beside those of all routers.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import field
 
 from emu.config.tables import OWN, Count0, NonNegative, Table, Tokens0, doc, tag_of
+from emu.documents import Document
 
 
 class RouterTable(Table, kw_only=True, frozen=True, tag_field="policy"):
@@ -33,14 +34,14 @@ class RouterTable(Table, kw_only=True, frozen=True, tag_field="policy"):
             "A class that admits requests or refuses them, beside the two limits above (docs/plugins.md); empty = none."
         ),
     ] = ""
-    admission_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    admission_own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
     decode_policy: Annotated[
         str,
         doc(
             "P/D: where KV goes: first_free (fills one by one), least_used, or package.module:Class; auto = the emptiest without [autoscale]."
         ),
     ] = "auto"
-    decode_policy_own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    decode_policy_own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
     @property
     def policy(self) -> str:
@@ -90,7 +91,7 @@ class OwnRouterTable(RouterTable, kw_only=True, frozen=True, tag=False):
     """A class of one's own; its own keys stand in `[router.own]`."""
 
     policy: Annotated[str, doc("package.module:Class")]
-    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
 
 ROUTERS = (

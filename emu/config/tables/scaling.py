@@ -5,7 +5,7 @@ planners (`emu/config/kinds.py`): `tag` is its name, the only place where that i
 the class that implements it, and its fields are the keys that it reads beside those of all.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import field
 
@@ -22,6 +22,7 @@ from emu.config.tables import (
     doc,
     tag_of,
 )
+from emu.documents import Document
 
 
 class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):
@@ -229,7 +230,7 @@ class OwnPlannerTable(CarriedTable, kw_only=True, frozen=True, tag=False):
     planner: Annotated[str, doc("package.module:Class")]
     min_replicas: Annotated[Count0, doc("Colocated replicas at least; 0 as for prefill.")] = 1
     max_replicas: Annotated[Count, doc("Colocated replicas at most.")] = 1_000
-    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
     def least(self, role: str) -> int:
         return self.min_replicas if role == "colocated" else super().least(role)
@@ -271,7 +272,7 @@ class MigrationTable(Table, kw_only=True, frozen=True):
             "rebalance: which decode moves where: gap (from the fullest to the emptiest), or package.module:Class."
         ),
     ] = "gap"
-    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
     drain: Annotated[
         bool, doc("A shutting decode replica moves its requests instead of waiting.")
     ] = False

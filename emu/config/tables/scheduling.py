@@ -8,12 +8,12 @@ all schedulers.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from msgspec import convert, field
 from msgspec.structs import asdict, replace
 
-from emu.config.names import engine_label
+from emu.config.engine_words import engine_label
 from emu.config.tables import (
     OWN,
     Count,
@@ -28,6 +28,7 @@ from emu.config.tables import (
     tag_of,
 )
 from emu.config.tables.experts import ExpertKeys
+from emu.documents import Document
 from emu.process.prepared import prepared
 
 MaxNumSeqs = Annotated[
@@ -507,7 +508,7 @@ class OwnSchedulerTable(BudgetTable, kw_only=True, frozen=True, tag=False):
     """A class of one's own, in the engine around it; its own keys stand in `[scheduler.own]`."""
 
     policy: Annotated[str, doc("package.module:Class")]
-    own: Annotated[dict[str, Any], doc(OWN)] = field(default_factory=dict)
+    own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
     def of(self, kind: type[Kind]) -> Kind:
         """The table of another kind, for a class derived from that kind's scheduler: keys that both

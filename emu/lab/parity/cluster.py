@@ -22,7 +22,8 @@ from emu.backends.astra.rows import Placement
 from emu.backends.astra.trace import TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
-from emu.config.names import read_input
+from emu.config.input_files import read_input
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.network.dimensions import NetworkDim, rank_count
 from emu.network.rounds import CollectiveSystem
@@ -54,9 +55,9 @@ class ParityReplica(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None
     placement: Placement
     recall_place: Place
-    overrides: Mapping[str, Any]
+    overrides: DocumentView
     """Scheduler settings of this instance."""
-    switches: Mapping[str, Any]
+    switches: DocumentView
     """Options of this instance that replace those of the run."""
 
     def options(self, run: _Options) -> _Options:
@@ -147,14 +148,14 @@ def read_cluster(path: Path, pim_directory: Path | None = None) -> ParityCluster
     )
 
 
-def _pim(host: Mapping[str, Any], directory: Path | None) -> PimDevice | None:
+def _pim(host: DocumentView, directory: Path | None) -> PimDevice | None:
     name = host.get("pim_config")
     if not name or directory is None:
         return None
     return read_pim_device(directory / f"{name}.ini")
 
 
-def _get(table: Mapping[str, Any], key: str, source: str) -> Any:
+def _get(table: DocumentView, key: str, source: str) -> Any:
     if key not in table:
         raise InputError(source, None, key, "the key is missing")
     return table[key]
@@ -167,7 +168,7 @@ def _kind(pd_type: str | None, source: str) -> TraceKind:
     return _KINDS[pd_type]
 
 
-def _degrees(instance: Mapping[str, Any], source: str) -> tuple[int, int]:
+def _degrees(instance: DocumentView, source: str) -> tuple[int, int]:
     npus, tp = instance.get("num_npus"), instance.get("tp_size")
     pp = instance.get("pp_size")
     if npus and tp:
@@ -180,7 +181,7 @@ def _degrees(instance: Mapping[str, Any], source: str) -> tuple[int, int]:
 
 
 def _replica(
-    instance: Mapping[str, Any], index: int, node: int, first_npu: int, source: str
+    instance: DocumentView, index: int, node: int, first_npu: int, source: str
 ) -> ParityReplica:
     tp, pp = _degrees(instance, source)
     spec = lookup_model(_get(instance, "model_name", source), source, "model_name")
@@ -231,9 +232,7 @@ def _blocks(text: str, layers: int) -> list[int]:
     return sorted(found)
 
 
-def _placement(
-    table: Mapping[str, Any], node: int, layers: int, source: str
-) -> tuple[Placement, Place]:
+def _placement(table: DocumentView, node: int, layers: int, source: str) -> tuple[Placement, Place]:
     default = table.get("default") or {}
     weights = _place(default.get("weights", "npu"), node, source)
     recall = _place(default.get("kv_evict_loc", "cpu"), node, source)
@@ -309,9 +308,7 @@ def network_shape(replicas: list[ParityReplica]) -> list[int]:
     return shape
 
 
-def _network(
-    data: Mapping[str, Any], replicas: list[ParityReplica], source: str
-) -> CollectiveSystem:
+def _network(data: DocumentView, replicas: list[ParityReplica], source: str) -> CollectiveSystem:
     shape = network_shape(replicas)
 
     def each(key: str) -> list[float]:
@@ -341,7 +338,7 @@ def _last_written(replicas: list[ParityReplica]) -> ParityReplica:
 
 
 def _memories(
-    data: Mapping[str, Any], replicas: list[ParityReplica], pim: PimDevice | None, source: str
+    data: DocumentView, replicas: list[ParityReplica], pim: PimDevice | None, source: str
 ) -> Memories:
     host = _get(data["nodes"][0], "cpu_mem", source)
     nodes = len(data["nodes"])

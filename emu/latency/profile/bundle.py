@@ -14,12 +14,13 @@ sum over an iteration in `backend.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from emu.documents import DocumentView
 from emu.errors import InputError
 from emu.latency.profile.csv_table import COUNT, NUMBER, TEXT, TIME_US, read_csv, read_header
 from emu.latency.profile.skew import OLD_SKEW_AXES, SKEW_AXES, SkewAxes, SkewTable
@@ -270,7 +271,7 @@ def _read_skew(directory: Path, meta: YamlFile, tensor_parallel: int) -> SkewTab
     return SkewTable(_skew_axes(meta, fit), by_key, default)
 
 
-def _skew_axes(meta: YamlFile, fit: Mapping[str, Any]) -> SkewAxes:
+def _skew_axes(meta: YamlFile, fit: DocumentView) -> SkewAxes:
     if not fit.get("bucket_axes"):
         return OLD_SKEW_AXES
     axes = meta.mapping(fit["bucket_axes"], "skew_fit.bucket_axes")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emu.documents import Document
 from emu.errors import InputError, needs_extra
 
 with needs_extra("profiles", "config", "latency.backend"):
@@ -31,7 +32,7 @@ class YamlFile:
             raise InputError(str(path), None, "", "not YAML") from None
         if not isinstance(data, dict):
             raise self.fail("", "expected a mapping of keys")
-        self.data: dict[str, Any] = data
+        self.data: Document = data
 
     def fail(self, field: str, problem: str) -> InputError:
         """The error to raise about one key of this file."""

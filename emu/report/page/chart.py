@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.documents import Document
+
 Floats = NDArray[np.float64]
 
 PALETTE: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f")
@@ -146,7 +148,7 @@ class Chart(Part, kw_only=True, omit_defaults=True):
     """What a row of the y axis is."""
 
 
-def payload(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+def payload(charts: Sequence[Chart]) -> list[Document]:
     """What the script of a page draws."""
     return [{**msgspec.to_builtins(chart), "id": f"chart-{chart.chart_id}"} for chart in charts]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from emu.config.names import did_you_mean
+from emu.config.suggestions import did_you_mean
 from emu.errors import InputError
 from emu.workload.formats.csv_dialects import DIALECTS, STAMP, Dialect
 from emu.workload.formats.decimals import exact_decimal

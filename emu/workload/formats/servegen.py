@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from emu.config.names import json_object, read_input
+from emu.config.input_files import json_object, read_input
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from emu.config.names import INPUT_BYTES_MAX, read_file
+from emu.config.input_files import INPUT_BYTES_MAX, read_file
 from emu.errors import InputError, install_hint
 from emu.rng import rng_stream
 from emu.units import ceil_div, s_to_ns

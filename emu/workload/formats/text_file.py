@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from emu.config.names import no_file
+from emu.config.input_files import no_file
 from emu.errors import InputError
 from emu.workload.items import Ints
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from emu.config.names import read_input
+from emu.config.input_files import read_input
 from emu.errors import InputError
 from emu.workload.logs.log_formats import LOG_FORMATS, Entries, LogFormat, format_of
 from emu.workload.logs.log_record import Log, LogRecord

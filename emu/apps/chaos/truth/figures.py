@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.config.schema import VllmTable
+from emu.documents import DocumentView
 
 _PARTS: Final = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _ROUNDING: Final = 2e-6
@@ -146,7 +147,7 @@ class Figures:
             elif story.tokens:
                 story.moved_ns += record["at_ns"] - story.tokens[-1]
 
-    def judge(self, rows: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> None:
+    def judge(self, rows: Sequence[Mapping[str, str]], summary: DocumentView) -> None:
         """requests.csv and the summary against the history."""
         self._judge_rows(rows)
         self._judge_latencies(summary)
@@ -208,7 +209,7 @@ class Figures:
     def _done(self) -> list[Story]:
         return [story for story in self.stories.values() if story.status == "completed"]
 
-    def _judge_latencies(self, summary: Mapping[str, Any]) -> None:
+    def _judge_latencies(self, summary: DocumentView) -> None:
         self._tape.count("latencies")
         done = self._done()
         told = {
@@ -238,7 +239,7 @@ class Figures:
                 slack = _GAP_ERROR * due if is_close and part != "max" else 0.0
                 self._near(name, summary[name], due, _ROUNDING + slack)
 
-    def _judge_counts(self, summary: Mapping[str, Any]) -> None:
+    def _judge_counts(self, summary: DocumentView) -> None:
         self._tape.count("counts")
         stories, done = list(self.stories.values()), self._done()
         reasons = Counter(
@@ -273,7 +274,7 @@ class Figures:
         asked = sum(story.prompt for story in scheduled)
         self._near("prefix_hit_rate", summary["prefix_hit_rate"], hits / max(1, asked))
 
-    def _judge_rates(self, summary: Mapping[str, Any]) -> None:
+    def _judge_rates(self, summary: DocumentView) -> None:
         """Over the time from the first arrival to the last token."""
         self._tape.count("rates")
         stories, done = list(self.stories.values()), self._done()
@@ -293,7 +294,7 @@ class Figures:
         ):
             self._near(name, summary[name], count / span_s)
 
-    def _judge_slo(self, summary: Mapping[str, Any]) -> None:
+    def _judge_slo(self, summary: DocumentView) -> None:
         """Objectives: the share that met them, of all requests that were not cancelled."""
         self._tape.count("objectives")
         slo, done = self._tape.config.slo, self._done()
@@ -326,7 +327,7 @@ class Figures:
                     "request_goodput", summary["request_goodput"], sum(met_all) * 1e9 / span_ns
                 )
 
-    def _judge_gpus(self, summary: Mapping[str, Any]) -> None:
+    def _judge_gpus(self, summary: DocumentView) -> None:
         """GPU time by role: the states of each replica, times its GPUs, to the end of the run."""
         self._tape.count("gpu_time")
         tape, end_s = self._tape, summary["simulated_s"]
@@ -353,7 +354,7 @@ class Figures:
             self._near("cost", summary["cost"], price, 1e-5)
         self._judge_idle(told, held, slack)
 
-    def _judge_idle(self, told: Mapping[str, Any], held: Mapping[str, float], slack: float) -> None:
+    def _judge_idle(self, told: DocumentView, held: Mapping[str, float], slack: float) -> None:
         """Time in service in which nothing ran, where nothing but whole iterations ran."""
         tape = self._tape
         is_plain = not (tape.by_event["layer"] or tape.by_event["fault"] or tape.states)
@@ -371,7 +372,7 @@ class Figures:
         )
         self._near("gpu_seconds.idle", told["idle"], sum(held.values()) - busy, slack)
 
-    def _judge_moves(self, summary: Mapping[str, Any]) -> None:
+    def _judge_moves(self, summary: DocumentView) -> None:
         """Bytes by kind, migrations, loads, orders of the planner."""
         self._tape.count("moves")
         tape = self._tape
@@ -398,7 +399,7 @@ class Figures:
             self._say("loads", summary["loads"], dict(loads))
         self._judge_orders(summary)
 
-    def _judge_orders(self, summary: Mapping[str, Any]) -> None:
+    def _judge_orders(self, summary: DocumentView) -> None:
         """Orders into service, and out of it, that moved a replica."""
         self._tape.count("orders")
         ups = downs = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from emu.apps.chaos.truth.choices import Choices
 from emu.apps.chaos.truth.clients import Clients
@@ -26,6 +26,7 @@ from emu.apps.chaos.truth.waves import Waves
 from emu.apps.chaos.truth.windows import Windows
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
+from emu.documents import DocumentView
 
 
 class Written(NamedTuple):
@@ -35,7 +36,7 @@ class Written(NamedTuple):
     """Of the workload; none = it was made from distributions, or read from the user's own file."""
     rows: Sequence[Mapping[str, str]]
     """Of requests.csv."""
-    summary: Mapping[str, Any]
+    summary: DocumentView
 
 
 def truth_of(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.chaos.truth.tape import Tape, to_ns
+from emu.documents import DocumentView
 
 _HOST_KINDS: Final = ("kv_recall", "kv_offload")
 _HOST_LOAD: Final = 0.7
@@ -56,7 +57,7 @@ class Power:
                 self._spans[replica].append((start_ns, record["at_ns"], 0))
         self._is_whole = not open_  # nothing was on its way at the end
 
-    def judge(self, rows: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> None:
+    def judge(self, rows: Sequence[Mapping[str, str]], summary: DocumentView) -> None:
         """The energy, then the arithmetic."""
         if self._tape.config.power is not None and summary["energy_j"] is not None:
             self._energy(summary["energy_j"], summary["simulated_s"], summary["bytes_moved"])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from emu.apps.chaos.truth.seats import Seat
 from emu.config.schema import Config
+from emu.documents import DocumentView
 
-Record = Mapping[str, Any]
+Record = DocumentView
 FOREVER_NS: Final = 1 << 62
 MAX_PROBLEMS: Final = 12
 
 
-def keys_of(table: msgspec.Struct) -> Mapping[str, Any]:
+def keys_of(table: msgspec.Struct) -> DocumentView:
     """The keys of a table. Not every policy, fault or feature has every one, so ask with `get`."""
     return msgspec.structs.asdict(table)
 

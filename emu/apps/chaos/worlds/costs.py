@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.models import EXPERTS, UNLIKE, Model, are_forbidden
-from emu.config.names import ENGINES, NO_ENGINE, engine_label, engine_words
+from emu.config.engine_words import ENGINES, NO_ENGINE, engine_label, engine_words
 from emu.config.schema import PlacedTensors
 from emu.features.modes import OTHER_BACKEND, OUTSIDE
 

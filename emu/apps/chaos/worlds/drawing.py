@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
+from emu.documents import Document
+
 T = TypeVar("T")
 Rng = np.random.Generator
-Tables = dict[str, Any]
+Tables = Document
 TIMES_S: Final = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Few values, so that things often happen at the same instant."""
 

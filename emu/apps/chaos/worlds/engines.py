@@ -10,7 +10,7 @@ from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.models import features_in
-from emu.config.names import ENGINES
+from emu.config.engine_words import ENGINES
 from emu.config.schema import FcfsTable, LightLlmTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import tag_of
 from emu.rng import rng_stream

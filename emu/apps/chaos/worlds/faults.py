@@ -7,8 +7,8 @@ volleys, or with a companion fault that makes it happen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from emu.apps.chaos.worlds.drawing import TIMES_S, Rng, Tables, chance, pick
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.fleet import expand_models
 from emu.config.load import config_from_dict
+from emu.documents import DocumentView
 
 WIDE: Final = 64
 """Replicas of a large cluster."""
@@ -71,7 +72,7 @@ class Ground(msgspec.Struct, frozen=True):
     """Every fault ends and every replica comes back."""
 
 
-def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
+def ground_of(tables: DocumentView, *, heals: bool) -> Ground:
     """What a configuration's tables say about the cluster."""
     groups = tables["replicas"] if not tables.get("models") else _groups_of_models(tables)
     roles = [g.get("role", "colocated") for g in groups for _ in range(g.get("count", 1))]
@@ -88,9 +89,9 @@ def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
     )
 
 
-def _groups_of_models(tables: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _groups_of_models(tables: DocumentView) -> Sequence[DocumentView]:
     """The replicas that follow from `[[models]]`."""
-    groups: list[Mapping[str, Any]]
+    groups: list[DocumentView]
     bare = {key: value for key, value in tables.items() if key != "workload"}
     groups = msgspec.to_builtins(expand_models(config_from_dict(bare)).replicas)
     return groups

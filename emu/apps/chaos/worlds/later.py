@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.models import MODELS
+from emu.config.engine_words import NO_ENGINE
 from emu.config.kinds import KINDS
-from emu.config.names import NO_ENGINE
 from emu.config.schema import RooflineTable, SchedulerTable, VidurTable
 from emu.config.tables import tag_of
 from emu.rng import rng_stream

@@ -7,7 +7,7 @@ requests away, spares that stand still. What a scene does not need is drawn as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
@@ -15,6 +15,7 @@ from emu.apps.chaos.worlds.faults import fault_on
 from emu.apps.chaos.worlds.policies import FCFS, HPA
 from emu.config.schema import FcfsTable, LoadTable, VllmTable
 from emu.config.tables import tag_of
+from emu.documents import DocumentView
 from emu.rng import rng_stream
 
 SHARE: Final = 0.4
@@ -326,7 +327,7 @@ def _spares(scene: Scene) -> None:
     scene.requests(0.5, length, outputs, 40)
     if for_decode:
         scene.tables["scheduler"]["num_blocks"] = 300
-    bounds: Mapping[str, Any] = {"max_prefill": 2, "max_decode": 1, "prefill_lower_s": 0.05}
+    bounds: DocumentView = {"max_prefill": 2, "max_decode": 1, "prefill_lower_s": 0.05}
     if for_decode:
         bounds = {"max_prefill": 1, "decode_lower": 0.1, "decode_upper": 0.2}
     ttl_ms = 60_000.0

@@ -19,7 +19,7 @@ import msgspec
 
 from emu.apps.fidelity.runs import Unread
 from emu.catalogue.lookup import lookup_gpu
-from emu.config.names import ENGINES, engine_words
+from emu.config.engine_words import ENGINES, engine_words
 from emu.errors import InputError
 
 Load = Literal["clients", "at_once"]

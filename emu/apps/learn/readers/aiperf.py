@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.documents import Document
 from emu.errors import InputError, shown
 
 
-def aiperf_levels(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> Level:
+def aiperf_levels(source: str, rows: Sequence[tuple[int, Document]]) -> Level:
     sent = []
     skipped = 0
     for line, row in rows:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.documents import Document
 from emu.errors import InputError
 from emu.rng import rng_stream
 
 
-def bench_levels(source: str, line: int | None, result: dict[str, Any]) -> Level:
+def bench_levels(source: str, line: int | None, result: Document) -> Level:
     is_sglang = "dataset_name" in result or "server_info" in result
     flag = "--output-details" if is_sglang else "--save-detailed"
     if "ttfts" not in result:
@@ -73,13 +74,13 @@ def bench_levels(source: str, line: int | None, result: dict[str, Any]) -> Level
     )
 
 
-def _served(result: dict[str, Any]) -> str:
+def _served(result: Document) -> str:
     info = result.get("server_info")
     return str(info.get("model_path") or "") if isinstance(info, dict) else ""
 
 
 def _list(
-    source: str, line: int | None, result: dict[str, Any], key: str, count: int | None
+    source: str, line: int | None, result: Document, key: str, count: int | None
 ) -> list[Any]:
     value = result.get(key)
     if not isinstance(value, list) or (count is not None and len(value) != count):
@@ -89,7 +90,7 @@ def _list(
 
 
 def _starts(
-    source: str, line: int | None, result: dict[str, Any], spent_s: Sequence[float]
+    source: str, line: int | None, result: Document, spent_s: Sequence[float]
 ) -> tuple[list[float], bool]:
     """(starts that the tool did not write, whether they had to be drawn)."""
     rate = result.get("request_rate")

@@ -13,10 +13,11 @@ from emu.apps.learn.fields import (
     level_of,
     number_of,
 )
+from emu.documents import Document
 from emu.errors import InputError
 
 
-def guidellm_levels(source: str, whole: dict[str, Any]) -> list[Level]:
+def guidellm_levels(source: str, whole: Document) -> list[Level]:
     benchmarks = whole["benchmarks"]
     if not isinstance(benchmarks, list) or not benchmarks:
         raise InputError(source, None, "benchmarks", "expected a list of benchmarks")
@@ -49,7 +50,7 @@ def _strategy(strategy: Any) -> str:
     return f"{kind} {amount:g}".strip() if isinstance(amount, (int, float)) else kind
 
 
-def _table(entry: Any, key: str) -> dict[str, Any]:
+def _table(entry: Any, key: str) -> Document:
     found = entry.get(key) if isinstance(entry, dict) else None
     return found if isinstance(found, dict) else {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -17,10 +16,11 @@ from emu.apps.learn.fields import (
     level_of,
     number_of,
 )
+from emu.documents import Document
 from emu.report.measurement import request_ids
 
 
-def observe_levels(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[Level]:
+def observe_levels(source: str, rows: Sequence[tuple[int, Document]]) -> list[Level]:
     """Levels by `level`, where the rows have one (a probe's), else one level."""
     found: dict[str, list[Sent]] = {}
     judges: set[str] = set()

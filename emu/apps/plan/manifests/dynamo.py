@@ -6,10 +6,11 @@ Prefill workers are marked as such, everything else are vLLM's flags.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.plan.manifests.roles import Role, scaling_note, short_name
 from emu.apps.plan.manifests.text import yaml_documents
+from emu.documents import Document
 
 _DYNAMO_IMAGE: Final = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:latest"
 
@@ -17,7 +18,7 @@ _DYNAMO_IMAGE: Final = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:latest"
 def dynamo(roles: Sequence[Role], model: str) -> str:
     """A DynamoGraphDeployment."""
     image = {"image": _DYNAMO_IMAGE}
-    services: dict[str, Any] = {
+    services: Document = {
         "Frontend": {
             "componentType": "frontend",
             "replicas": 1,

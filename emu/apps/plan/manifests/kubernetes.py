@@ -8,11 +8,12 @@ least number of replicas, and says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.plan.manifests.roles import PORT, Role, scaling_note, short_name
 from emu.apps.plan.manifests.text import yaml_documents
 from emu.config.schema import Config, HpaTable
+from emu.documents import Document
 
 _IMAGE: Final = "vllm/vllm-openai:latest"
 _METRICS: Final = {
@@ -27,7 +28,7 @@ def kubernetes(config: Config, roles: Sequence[Role], model: str) -> str:
     """Documents of YAML: a Deployment and a Service for each role, and what scales them."""
     table = config.autoscale
     is_hpa = isinstance(table, HpaTable)
-    documents: list[dict[str, Any]] = []
+    documents: list[Document] = []
     for one in roles:
         name = f"{short_name(model)}-{one.role}"
         labels = {"app": name, "role": one.role}
@@ -48,7 +49,7 @@ def kubernetes(config: Config, roles: Sequence[Role], model: str) -> str:
     return ("" if is_hpa else scaling_note(roles)) + yaml_documents(documents)
 
 
-def _deployment(name: str, labels: dict[str, str], one: Role) -> dict[str, Any]:
+def _deployment(name: str, labels: dict[str, str], one: Role) -> Document:
     model, *flags = one.flags[2:]
     container = {
         "name": "vllm",
@@ -75,7 +76,7 @@ def _deployment(name: str, labels: dict[str, str], one: Role) -> dict[str, Any]:
     }
 
 
-def _autoscaler(name: str, labels: dict[str, str], one: Role, config: Config) -> dict[str, Any]:
+def _autoscaler(name: str, labels: dict[str, str], one: Role, config: Config) -> Document:
     """What scales a Deployment. Its metric comes from an adapter (Prometheus adapter, KEDA)."""
     table = config.autoscale
     assert isinstance(table, HpaTable)

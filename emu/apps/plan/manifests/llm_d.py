@@ -7,10 +7,11 @@ decode replicas alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.plan.manifests.roles import PORT, Role, scaling_note, short_name
 from emu.apps.plan.manifests.text import yaml_lines
+from emu.documents import Document
 
 _LLM_D_IMAGE: Final = "ghcr.io/llm-d/llm-d-cuda:latest"
 _PROXIED_PORT: Final = 8200
@@ -49,7 +50,7 @@ def llm_d(roles: Sequence[Role], model: str) -> str:
     return scaling_note(roles) + note + "\n".join(yaml_lines(values, 0)) + "\n"
 
 
-def _pods(one: Role | None, port: int) -> dict[str, Any]:
+def _pods(one: Role | None, port: int) -> Document:
     """A role of the chart."""
     if one is None:
         return {"create": False, "replicas": 0}

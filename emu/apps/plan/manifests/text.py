@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from emu.documents import Document
 
-def yaml_documents(documents: Sequence[dict[str, Any]]) -> str:
+
+def yaml_documents(documents: Sequence[Document]) -> str:
     return "".join("---\n" + "\n".join(yaml_lines(document, 0)) + "\n" for document in documents)
 
 

@@ -22,7 +22,7 @@ from emu.apps.whatif.regret import Regret, alternatives, chosen_decisions, regre
 from emu.apps.whatif.scorecard.options import ScorecardOptions
 from emu.apps.whatif.variants import Outcome, Variant, run_variant, with_lines
 from emu.cluster.plan import Plan, make_plan
-from emu.config.names import INPUT_BYTES_MAX, read_file
+from emu.config.input_files import INPUT_BYTES_MAX, read_file
 from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
