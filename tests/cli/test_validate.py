@@ -107,3 +107,15 @@ def test_a_type_that_contradicts_the_name_is_refused_and_a_short_one_gets_its_lo
     assert "model.dtype: int4 contradicts the name 'Qwen/Qwen3-32B-FP8'" in capsys.readouterr().err
     assert main(["validate", str(path), "--set", "model.dtype=fp16"]) == 2
     assert 'did you mean "float16"?' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["quickstart", "disaggregated", "speculation"])
+def test_a_pipe_gets_the_table_that_a_console_draws(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["validate", f"configs/{name}.toml"]
+    assert main(command) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(command) == 0
+    assert plain == capsys.readouterr().out
