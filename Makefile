@@ -102,8 +102,8 @@ soak: $(STAMP)  ## long property tests
 chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
 	@$(PY) -m emu chaos --seeds 0:10000 --at-least 100
 
-nightly: test-compiled  ## every shipped configuration under `emu chaos --seeds 0:20`, whole (an hour of CPU time)
-	@EMU_NIGHTLY=1 $(PY) -m pytest -m soak --timeout 14400 tests/chaos/test_shipped.py
+nightly: test-compiled simulated  ## every shipped configuration under `emu chaos --seeds 0:20`, whole, 10,000 starts (an hour of CPU time)
+	@EMU_NIGHTLY=1 $(PY) -m pytest -m soak --timeout 14400 tests/chaos/test_shipped.py tests/api/test_threads.py
 
 soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of faults: memory flat (3 CPU-minutes)
 	@$(PY) -m tests.chaos.soak --requests 430000
@@ -117,8 +117,15 @@ freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
 
-fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
+fuzz: $(STAMP)  ## 500,000 broken files for every reader: configurations, workloads, logs, runs, sweeps, tables, ... (20 minutes)
 	@$(PY) -m tests.chaos.fuzz_inputs --cases 200000
+	@$(PY) -m tests.chaos.fuzz_readers --cases 300000
+
+simulated: $(STAMP)  ## emu serve, threads and starts in simulation: 5,000 seeds (20 minutes), and each repair taken out again
+	@for repair in departures first-use starts; do \
+		$(PY) -m tests.chaos.simulated --seeds 0:200 --without $$repair > /dev/null 2>&1; \
+		test $$? = 4 || { echo "the defect that $$repair cures is not found"; exit 1; }; done
+	@$(PY) -m tests.chaos.simulated --seeds 0:5000
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50

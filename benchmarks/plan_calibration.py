@@ -31,7 +31,7 @@ from emu.apps.plan.find import Finding
 from emu.apps.plan.layouts import Candidate
 from emu.apps.plan.options import PlanOptions
 from emu.apps.plan.plan import question_of
-from emu.apps.plan.tables import traffic_at
+from emu.apps.plan.traffic import traffic_at
 from emu.apps.plan.trials import Trials
 from emu.apps.plan.worlds import World
 from emu.apps.shared.engines import known_engines

@@ -52,9 +52,13 @@ TESTS = {
             *("destinations", "sequences"),
         )
     ),
-    "faults": ("tests/faults",),
+    "faults": tuple(
+        f"tests/faults/test_{name}.py"
+        for name in ("every_kind", "expert_group", "handlers", "link_factors", "recovery")
+    ),
+    "scheduling": ("tests/replica/test_live_scaling.py",),
 }
-"""Unit tests of each package."""
+"""Unit tests of each package; of a scheduler, what replicas do with it."""
 PARTS = (
     *("emu", "tests/replica", "tests/migration", "tests/faults"),
     *("tests/__init__.py", "tests/made.py"),
@@ -143,8 +147,8 @@ PLANTED = (
     Planted(
         "a pause does not shift spans of stages",
         "replica/flight/staged.py",
-        "                        end_ns=span.end_ns + longer_ns,\n",
-        "                        end_ns=span.end_ns,\n",
+        "start_ns, span.end_ns + longer_ns)\n",
+        "start_ns, span.end_ns)\n",
     ),
     Planted(
         "a pause does not put the iteration's end off",
@@ -399,9 +403,9 @@ PLANTED = (
     ),
     Planted(
         "a batch that is handed over belongs to its giver still",
-        "replica/live_scaling.py",
-        "        request.holder_id = replica.replica_id\n    return taken\n",
-        "        pass\n    return taken\n",
+        "scheduling/fcfs.py",
+        "                request.holder_id = self.limits.replica_id\n",
+        "                pass\n",
     ),
     Planted(
         "an end of a loss of memory that a crash is faster than is not told",

@@ -113,7 +113,7 @@ def _plain(
 ) -> ModelSpec:
     """A model of one kind of layer, perhaps with windows or experts in some."""
     hidden = read.required(*HIDDEN)
-    layers = read.required(*LAYERS)
+    layers = read.layers(*LAYERS)
     latent = _latent(read)
     heads, kv_heads = _heads(read, kind, hidden, latent)
     experts = _experts(read, kind)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from emu.errors import InputError
 
 _COUNT_MAX = 1 << 40
+_LAYERS_MAX = 10_000
 
 HfConfig: TypeAlias = Mapping[str, object]
 """A Hugging Face `config.json`, or a table in it, as it was parsed."""
@@ -57,6 +58,14 @@ class ConfigReader:
             raise self.problem(names[0], f"the key is missing{also}")
         if value == 0:
             raise self.problem(names[0], "must not be 0")
+        return value
+
+    def layers(self, *names: str) -> int:
+        """The number of layers, each of which is looked at; as `required`, and no more than that
+        models have."""
+        value = self.required(*names)
+        if value > _LAYERS_MAX:
+            raise self.problem(names[0], f"{value} is out of range: at most {_LAYERS_MAX:,}")
         return value
 
     def get(self, name: str, default: object = None) -> object:

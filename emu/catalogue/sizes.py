@@ -306,6 +306,11 @@ def layer_state_bytes(
     return state.state_bytes(activation_bytes, element_bytes, tp, draft_tokens)
 
 
+def state_bytes(spec: ModelSpec, dtype: str = "auto") -> int:
+    """Bytes of the states of a sequence in all layers and heads."""
+    return sum(layer_state_bytes(spec, layer, dtype) for layer in spec.special_layers)
+
+
 def _kinds_of_layers(spec: ModelSpec) -> list[Layer]:
     """The layers, or one of them where all keep the same."""
     if spec.special_layers:

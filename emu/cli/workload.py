@@ -29,6 +29,13 @@ class Source(Options):
     format: Annotated[
         WorkloadFormat, Option("Format of the input; auto = by content.", "--from")
     ] = "auto"
+    columns: Annotated[
+        str,
+        Option(
+            "Columns of a CSV with names of its own: arrival=time,prompt=in,output=out.",
+            metavar="MEANING=NAME,...",
+        ),
+    ] = ""
     tokenizer: Annotated[
         str, Option("sharegpt: path of a tokenizer.json; empty = estimated lengths.")
     ] = ""
@@ -40,14 +47,20 @@ class Source(Options):
     def read(self) -> tuple[WorkloadTable, int]:
         """The workload that the path means, and the seed of what is drawn."""
         from emu.config.schema import WorkloadTable
+        from emu.workload.formats.csv_named import columns_of
 
         if self.source.suffix == ".toml":
             config = _config(self.source, [])
             return config.workload, config.seed
         if not self.source.exists():
             raise InputError(str(self.source), None, "", "no such file")
-        path = str(self.source)
-        return WorkloadTable(path=path, format=self.format, tokenizer=self.tokenizer), self.seed
+        table = WorkloadTable(
+            path=str(self.source),
+            format=self.format,
+            columns=columns_of(self.columns),
+            tokenizer=self.tokenizer,
+        )
+        return table, self.seed
 
 
 class Target(Options):

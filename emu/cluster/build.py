@@ -24,6 +24,8 @@ from emu.cluster.plan import (
 from emu.cluster.tier_book import TierBook
 from emu.config.schema import Config, FcfsTable, HpaTable, ProfileTable
 from emu.kernel.clock import Actor, Kernel
+from emu.kv.blocks import BlockPool
+from emu.kv.grouped import GroupedPool
 from emu.latency.base import LatencyBackend
 from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
@@ -184,8 +186,8 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
 
         replica.counters.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.meter()
-    blocks = scheduler.block_pool
-    if blocks is not None and blocks.tiers:
+    blocks = scheduler.ledger.pool
+    if isinstance(blocks, BlockPool | GroupedPool) and blocks.tiers:
         replica.use_tiers(TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks))
     if config.power is not None:
         replica.meter()
@@ -245,6 +247,7 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and shared.has_prefixes,
         leap=leap and not must_step,
         kv_layout=plan.kv_layout,
+        state_bytes=plan.state_bytes,
         hands_off=plan.role == "prefill",
         replica_id=plan.replica_id,
     )

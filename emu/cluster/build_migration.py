@@ -71,7 +71,7 @@ def build_watchers(
         own, see = policies.placement(), policies.view  # one for all
     tables = [
         {
-            (plan.scheduler.policy, plan.scheduler.block_size)
+            (plan.scheduler.policy, plan.scheduler.block_size, plan.kv_layout)
             for plan in (plans[r.replica_id] for r in world.members)
         }
         for world in worlds
@@ -109,8 +109,9 @@ def build_watchers(
 def _kv_of(plan: ReplicaPlan, config: Config, *, holds_halves: bool) -> Kv:
     """What its KV is like, and what moving it costs."""
     return Kv(
-        block_size=plan.scheduler.block_size,
+        block_size=plan.page_tokens,
         bytes_per_token=plan.kv_bytes_per_token,
+        state_bytes=plan.state_bytes,
         layerwise=config.network.kv_transfer == "layerwise",
         connector_ns=round(config.network.connector_us * 1000),
         connector_block_ns=round(config.network.connector_block_us * 1000),
@@ -128,8 +129,9 @@ def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator:
     return LiveMigrator(
         world,
         table,
-        block_size=decoding.scheduler.block_size,
+        block_size=decoding.page_tokens,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
+        state_bytes=decoding.state_bytes,
         own=policies.migration() if policies is not None and is_own else None,
         see=None if policies is None else policies.view,
     )

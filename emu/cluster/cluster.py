@@ -268,7 +268,7 @@ class Cluster:
     def warnings(self) -> list[str]:
         """After a run: what was asked for and had no effect."""
         refused = [f"command at {line}" for line in self.commander.refused]
-        return [*self.faults.unreached, *refused]
+        return [*self.faults.without_effect, *refused]
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from emu.catalogue import sizes
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
@@ -115,6 +116,17 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes_per_token(self) -> int:
         """KV of one token in all layers and heads: what a migration moves."""
         return self.memory.kv_bytes_token
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page, in which KV moves: of a block of the groups where layers differ."""
+        layout = self.kv_layout
+        return self.scheduler.block_size if layout is None else layout.block_tokens
+
+    @property
+    def state_bytes(self) -> int:
+        """States of a sequence in all layers and heads: what a migration moves beside KV."""
+        return sizes.state_bytes(self.model, self.dtype) if self.kv_layout is not None else 0
 
     @property
     def schedules_ahead(self) -> bool:
@@ -517,7 +529,7 @@ def _check_alike(users: list[ReplicaPlan], source: str) -> None:
             ("model", first.model.name, other.model.name),
             ("dtype", first.dtype, other.dtype),
             ("kv_cache_dtype", first.kv_dtype, other.kv_dtype),
-            ("block_size", first.scheduler.block_size, other.scheduler.block_size),
+            ("block_size", first.page_tokens, other.page_tokens),
         ):
             if one != two:
                 raise InputError(

@@ -136,27 +136,25 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
     """How the layers of a hybrid model share KV blocks; None = every layer keeps every token.
 
     As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
-    and chunks then take memory like full attention. Layers with states cannot do without it.
+    and chunks then take memory like full attention. Layers with states cannot do without it, and
+    have it in all roles, pipelines and groups.
     """
     if not group.model.is_hybrid:
         return None
     table, scheduler, model_table = group.table, group.scheduler, group.model_table
+    is_alone = (
+        table.role == "colocated" and table.pipeline_parallel == 1 and not table.data_parallel_group
+    )
     keeps_groups = (
         isinstance(scheduler, VllmTable)
-        and table.role == "colocated"
-        and table.pipeline_parallel == 1
-        # Windows of a group take memory like full attention; states cannot.
-        and (not table.data_parallel_group or has_states(group.model))
-        and not group.config.network.tiers
+        and (is_alone or has_states(group.model))
+        and (not group.config.network.tiers or has_states(group.model))
     )
     model, source = group.model, f"{group.source}: {group.key}"
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
     if has_states(model) and not keeps_groups:
-        problem = (
-            f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
-            "pipeline stage and no KV tiers"
-        )
+        problem = f"{model.name} has layers with states: it needs policy vllm"
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
@@ -166,6 +164,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         dtype=model_table.dtype,
         tp=table.tensor_parallel,
         block_size=scheduler.block_size,
+        stages=table.pipeline_parallel,
         draft_tokens=sum(one.more_tokens(scheduler) for one in group.features),
         source=source,
     )
@@ -301,16 +300,13 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
 
 
 def _check_layers(group: ReplicaGroup) -> None:
-    """A model whose layers differ has a cost with the roofline on one stage, or a linear one."""
+    """A model whose layers differ has a cost with the roofline, or a linear one."""
     model, source, backend = group.model, group.source, group.latency.backend
     if not model.special_layers:
         return
     if backend not in ("roofline", "linear"):
         problem = f"{backend!r} does not know the unlike layers of {model.name}; roofline does"
         raise InputError(source, None, "latency.backend", problem)
-    if group.table.pipeline_parallel > 1:
-        problem = f"{model.name} has unlike layers, which emu does not split over stages"
-        raise InputError(source, None, "replicas.pipeline_parallel", problem)
 
 
 def _check_scheduler(group: ReplicaGroup) -> None:

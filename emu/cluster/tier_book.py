@@ -51,11 +51,14 @@ class TierBook:
             gib = min(network.cpu_tier_gib or node.host_memory_gib, node.host_memory_gib)
         if network.tier_shared and place in self._pools:
             return self._pools[place]
+        chunk_tokens = chunk_tokens_for(replica.scheduler.block_size, network.tier_block_tokens)
+        if replica.kv_layout is not None:
+            chunk_tokens = replica.page_tokens  # states end at boundaries of blocks
         sharers = 1 if network.tier_shared else len(self._users[place])
         tier = LowerTier(
             kind,
             capacity_bytes=int(gib * GIB) // sharers,
-            chunk_tokens=chunk_tokens_for(replica.scheduler.block_size, network.tier_block_tokens),
+            chunk_tokens=chunk_tokens,
             bytes_per_token=replica.kv_bytes_per_token,
             shared=network.tier_shared,
         )

@@ -209,7 +209,8 @@ class _Checker:
             yield from self._union(kind, value, path)
         elif isinstance(kind, inspect.ListType):
             if not isinstance(value, list):
-                yield path, f"expected an array, got {shown(value)}"
+                hint = f"; write [[{dotted(path)}]]" if isinstance(value, dict) else ""
+                yield path, f"expected an array, got {shown(value)}{hint}"
                 return
             for index, inner in enumerate(value):
                 yield from self._value(kind.item_type, inner, (*path, index))
@@ -316,7 +317,10 @@ def _bound_problem(
 
 
 def _mismatch(kind: inspect.Type, value: object) -> str:
-    return f"expected {_expectation(kind)}, got {shown(value)}"
+    hint = ""
+    if isinstance(kind, inspect.IntType) and isinstance(value, float) and value.is_integer():
+        hint = f"; write {int(value)}"
+    return f"expected {_expectation(kind)}, got {shown(value)}{hint}"
 
 
 def _expectation(kind: inspect.Type) -> str:

@@ -1,7 +1,7 @@
 """Reads a configuration: TOML text -> `Config`, every problem one line with its place.
 
-Owns: files, line numbers, relative paths. The types live in `schema.py` and `tables/`, their checks
-in `check.py`, checks across keys in `rules.py`, `--set` in `overrides.py`.
+Owns: line numbers, relative paths. `tomlfile.py` reads the text; the types live in `schema.py` and
+`tables/`, their checks in `check.py`, checks across keys in `rules.py`, `--set` in `overrides.py`.
 
     config = load_config("cluster.toml", ["scheduler.max_num_seqs=64", "replicas.0.count=4"])
     config = config_from_text(text, source="cluster.toml", base_dir=Path("."))
@@ -18,21 +18,19 @@ as they are. A workload that is neither a file nor synthetic becomes the default
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 import msgspec
 
-from emu.config import names
 from emu.config.kinds import FIELDS, KINDS, convert, is_faultless, unions
 from emu.config.names import ENGINES, dotted, is_file_path, is_import_path, is_own_table
 from emu.config.places import line_of, locate
 from emu.config.rules import semantic_problems
 from emu.config.schema import Config, EngineTable, ReplicaTable
-from emu.config.tables import OVERRIDE, PARTS_MAX, Path, Problem
+from emu.config.tables import OVERRIDE, Path, Problem
+from emu.config.tomlfile import parse_toml, read_toml
 from emu.errors import InputError
 from emu.plugins import KEYS, are_forbidden, look_in, replaced
 
@@ -51,15 +49,6 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
 )
 """Keys that hold paths, and whether the file must exist already."""
 
-_BYTES_MAX: Final = 1 << 26
-"""Of a configuration file."""
-_STRING_OR_COMMENT = (
-    r'"""(?:\\.|[^\\])*?"""|' + r"'''.*?'''" + r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'|#[^\n]*"
-)
-_LONG_KEY = rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{PARTS_MAX}}}"
-_SYNTAX_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
-_KEY_TUPLE = r"\(('[^)]*?),?\)"
-
 
 def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
     """Read, override and check a configuration file.
@@ -67,7 +56,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
     Classes that it names by import path may stand in modules beside it.
     """
     source, folder = str(path), FilePath(path).parent
-    loading = _Loading(source, *_text_of(path, source), folder)
+    loading = _Loading(source, *read_toml(path, source), folder)
     return loading.config(overrides)
 
 
@@ -75,7 +64,7 @@ def config_from_text(
     text: str, source: str, overrides: Sequence[str] = (), base_dir: FilePath = FilePath()
 ) -> Config:
     """The same from a text; `source` names it in errors."""
-    return _Loading(source, text, _parse(text, source), base_dir).config(overrides)
+    return _Loading(source, text, parse_toml(text, source), base_dir).config(overrides)
 
 
 def config_from_dict(
@@ -296,92 +285,3 @@ def _lines(text: str) -> dict[Path, int]:
         return locate(text)
     except RecursionError:
         return {}
-
-
-def _text_of(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
-    text = _read_text(FilePath(path), source)
-    return text, _parse(text, source)
-
-
-def _read_text(path: FilePath, source: str) -> str:
-    try:
-        data = names.read_file(path, _BYTES_MAX)
-    except FileNotFoundError:
-        raise InputError(source, None, "", "no such file") from None
-    except IsADirectoryError:
-        raise InputError(source, None, "", "is a directory, expected a TOML file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(source, None, "", f"cannot be read: {reason}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # Offsets count from behind a byte order mark, if there is one.
-        skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
-        at = error.start + skipped
-        line = data.count(b"\n", 0, at) + 1
-        problem = f"not valid UTF-8 (byte 0x{data[at]:02x})"
-        raise InputError(source, line, "", problem) from None
-
-
-def _deepest_line(text: str) -> int:
-    """The line with the most brackets that open."""
-    lines = text.splitlines() or [""]
-    return 1 + max(range(len(lines)), key=lambda at: lines[at].count("[") + lines[at].count("{"))
-
-
-def _refuse_long_keys(text: str, source: str) -> None:
-    """A dotted key of thousands of parts would take seconds and gigabytes to read."""
-    if all(line.count(".") < PARTS_MAX for line in text.split("\n")):
-        return
-
-    def blank(match: re.Match[str]) -> str:
-        """What may stand in place of a string (which may be part of a key) or a comment."""
-        found = match.group()
-        return "" if found.startswith("#") else "s" + "\n" * found.count("\n")
-
-    bare = re.sub(_STRING_OR_COMMENT, blank, text, flags=re.DOTALL)
-    found = re.search(_LONG_KEY, bare)
-    if found is not None:
-        line = bare.count("\n", 0, found.start()) + 1
-        raise InputError(source, line, "", f"a key of more than {PARTS_MAX} parts")
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    _refuse_long_keys(text, source)
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(str(error), text, source) from None
-    except RecursionError:
-        raise InputError(source, _deepest_line(text), "", "nested too deeply") from None
-    except ValueError as error:  # an integer of thousands of digits, a date that does not exist
-        raise InputError(source, _culprit_line(text), "", f"not valid TOML: {error}") from None
-
-
-def _syntax_error(message: str, text: str, source: str) -> InputError:
-    match = re.search(_SYNTAX_PLACE, message)
-    line: int | None = None
-    field = ""
-    if match is not None:
-        message = message[: match.start()]
-        if match.group(1):
-            line, field = int(match.group(1)), f"column {match.group(2)}"
-        else:
-            line, field = max(1, len(text.splitlines())), "end of file"
-    message = re.sub(
-        _KEY_TUPLE, lambda m: m.group(1).replace("', '", ".").replace("'", ""), message
-    )
-    return InputError(source, line, field, f"not valid TOML: {message}")
-
-
-def _culprit_line(text: str) -> int | None:
-    """First line on which the text stops being readable, for errors that name no place."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            tomllib.loads(line)
-        except tomllib.TOMLDecodeError:
-            continue  # a piece of something longer
-        except ValueError:
-            return number
-    return None

@@ -278,6 +278,8 @@ SCHEMA_DIRECTIVE: Final = "#:schema "
 
 INPUT_BYTES_MAX: Final = 1 << 32
 """What is read into memory as a whole."""
+_PIECE_BYTES: Final = 1 << 16
+"""Read at once of a file that does not tell its size: memory for so much is taken at each read."""
 
 
 def read_input(path: Path, field: str = "") -> bytes:
@@ -295,9 +297,13 @@ def read_file(path: Path, bytes_max: int) -> bytes:
     if problem:
         raise ValueError(problem)
     with path.open("rb") as file:
-        is_large = os.fstat(file.fileno()).st_size > bytes_max
-        data = b"" if is_large else file.read(bytes_max + 1)  # some of /proc tell no size
-    if is_large or len(data) > bytes_max:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size) if 0 < size <= bytes_max else b""
+        more = b"" if size > bytes_max else file.read(_PIECE_BYTES)
+        while more and len(data) <= bytes_max:  # some of /proc tell no size, a log grows
+            data += more
+            more = file.read(_PIECE_BYTES)
+    if size > bytes_max or len(data) > bytes_max:
         raise ValueError(f"is larger than {bytes_max >> 20} MiB")
     return data
 

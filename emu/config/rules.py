@@ -244,7 +244,11 @@ def _replicas(config: Config) -> Iterator[Problem]:
             owner.setdefault(gpu, index)
     need = sum(group.count * _gpus_each(group) for group in config.replicas if not group.shared)
     if config.nodes and need > have:
-        yield ("replicas",), f"the replicas need {need} GPUs, the nodes have {have}"
+        parts = " + ".join(
+            f"{group.count} x {_gpus_each(group)}" for group in config.replicas if not group.shared
+        )
+        problem = f"the replicas need {need} GPUs ({parts}), the nodes have {have}"
+        yield ("replicas",), f"{problem}: add nodes, or lower count or tensor_parallel"
 
 
 def _roles(config: Config) -> Iterator[Problem]:

@@ -527,7 +527,6 @@ class RecoveryTable(RankLossKeys, kw_only=True, frozen=True):
 
     only: ClassVar[OnlyThen] = {
         **RankLossKeys.only,
-        "restart_s": Only("replace", (True,)),
         "client_backoff_ms": Only("client_retries"),
     }
     on_crash: Annotated[
@@ -544,7 +543,12 @@ class RecoveryTable(RankLossKeys, kw_only=True, frozen=True):
         Positive, doc("A replica without progress is declared dead.")
     ] = 10_000.0
     replace: Annotated[bool, doc("Restart a crashed replica.")] = True
-    restart_s: Annotated[NonNegative, doc("Time until a crashed replica is back.")] = 10.0
+    restart_s: Annotated[
+        NonNegative,
+        doc(
+            "Time until a crashed replica is back, and before a load that was given up is repeated."
+        ),
+    ] = 10.0
     load_deadline_s: Annotated[
         Positive | None,
         doc("A replica that is not ready by then is given up; absent = 120 with [[faults]]."),

@@ -8,7 +8,6 @@ such files.
 from __future__ import annotations
 
 import functools
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +19,9 @@ from emu.config.names import (
     engine_label,
     engine_problem,
     engine_words,
-    read_input,
 )
 from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
+from emu.config.tomlfile import read_toml
 from emu.engines.bundle import BoundEngine, Engine, Server
 from emu.engines.sglang import SGLANG
 from emu.engines.tensorrt_llm import TENSORRT_LLM
@@ -134,10 +133,7 @@ def _engine_of(table: EngineTable, source: str, field: str) -> Engine:
 
 # --- constants in a file --------------------------------------------------------------------------
 def _document(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_input(path, "engine.learned").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), None, "", str(error)) from None
+    return read_toml(path, str(path))[1]
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, TensorrtLlmTable
 from emu.engines.bundle import Engine, Server
 from emu.kv.engine_memory import EngineMemory
-from emu.latency.coefficients import Kernels, kernels_of
+from emu.latency.coefficients import Kernels, kernels_of, with_static_inputs
 from emu.latency.engine import EngineModel
 from emu.units import MIB, ceil_div
 
@@ -69,7 +69,7 @@ class TensorrtLlmKernels(msgspec.Struct, frozen=True, kw_only=True):
 
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return kernels_of(gpu, "tensorrt-llm")
+        return with_static_inputs(kernels_of(gpu, "tensorrt-llm"))
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""

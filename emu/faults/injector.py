@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct, structs
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
 
+_TOLD_MAX: Final = 100
+"""Faults without effect that are put in words."""
 S = ReplicaState
 Fault = TypeVar("Fault", bound=FaultTable, covariant=True)
 Handler = Callable[["Strike[Any]"], None]
@@ -106,8 +108,8 @@ class Injector:
         self._injected = 0
         self._due: dict[int, FaultTable] = {}
         """Faults whose time has not come, by number."""
-        self.unreached: list[str] = []
-        """What the run ended before, in words."""
+        self.without_effect: list[str] = []
+        """Faults that struck nothing, in words; the first ones."""
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
         cluster.network.set_timeout(max(1, timeout_ns))
 
@@ -149,16 +151,16 @@ class Injector:
         end_s = self.kernel.now_ns / NS_PER_S
         for fault in self._due.values():
             self.miss(
-                fault, f"never reached: due at {fault.at_s:g} s, the run ended at {end_s:g} s"
-            )
-            self.unreached.append(
+                fault,
+                f"never reached: due at {fault.at_s:g} s, the run ended at {end_s:g} s",
                 f"the {fault.kind} at {fault.at_s:g} s was never reached: "
-                f"the run ended at {end_s:g} s"
+                f"the run ended at {end_s:g} s",
             )
         for crash, stage in self.waiting:
-            self.miss(crash, f"no replica came to {stage}")
-            self.unreached.append(
-                f"the {crash.kind} at {crash.at_s:g} s never struck: no replica came to {stage}"
+            self.miss(
+                crash,
+                f"no replica came to {stage}",
+                f"the {crash.kind} at {crash.at_s:g} s never struck: no replica came to {stage}",
             )
 
     def _strike(self, fault: FaultTable, number: int) -> None:
@@ -227,9 +229,13 @@ class Injector:
             -1 if replica is None else int(replica),
         )
 
-    def miss(self, fault: FaultTable, why: str) -> None:
-        """There was nothing to strike."""
+    def miss(self, fault: FaultTable, why: str, told: str = "") -> None:
+        """There was nothing to strike. `told`: what a user hears of it after the run."""
         self.missed[fault.kind] = self.missed.get(fault.kind, 0) + 1
+        if len(self.without_effect) < _TOLD_MAX:
+            at_s = self.cluster.kernel.now_ns / NS_PER_S
+            problem = f"the {fault.kind} at {at_s:g} s struck nothing: {why}"
+            self.without_effect.append(told or problem)
         self.cluster.note("fault missed", fault.kind, why)
 
     def end(self, fault: FaultTable, target: str) -> None:

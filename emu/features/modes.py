@@ -76,6 +76,7 @@ PLANNER: Final = "planner"
 OTHER_SCHEDULER: Final = "other_scheduler"
 OTHER_BACKEND: Final = "other_backend"
 CACHED_STATES: Final = "cached_states"
+MOVED_STATES: Final = "moved_states"
 NO_PREFIX_CACHE: Final = "no_prefix_cache"
 
 COSTED: Final = ("roofline", "linear")
@@ -140,6 +141,14 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
             "a prefix cache of states",
             lambda seat: seat.scheduler.caches_prefixes and _has_states(seat.model),
             {"model": {"name": "LiquidAI/LFM2-2.6B"}},
+        ),
+        MOVED_STATES: Mode(
+            "states that prefill replicas hand over",
+            lambda seat: _has_roles(seat) and _has_states(seat.model),
+            {
+                "model": {"name": "LiquidAI/LFM2-2.6B"},
+                "replicas": [{"role": "prefill"}, {"role": "decode"}],
+            },
         ),
         EXPERTS: Mode(
             "experts",

@@ -12,6 +12,10 @@ States have two modes. Without prefix caching a sequence holds one block in each
 it ends. With it, tables are positional, and a state can be found again only where a step ended on
 a block boundary (`block_tokens`), which is why schedulers cut prompts there.
 
+Lower tiers keep the KV of whole blocks of all groups, and the states of the boundaries that have
+them. A hit there ends at a boundary whose states the tier has; what it brings is all KV behind the
+GPU's hit, and those states, for which a block is taken.
+
 Invariants: `blocks_free + referenced blocks = blocks_total`; a block with references is in
 exactly those tables that reference it; the index names only blocks that carry the key.
 """
@@ -27,6 +31,7 @@ import msgspec
 from emu.kv.counting import NO_HIT, Hit
 from emu.kv.groups import KvGroup, KvLayout
 from emu.kv.keys import keys_of
+from emu.kv.tiers import LowerTier, state_key
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -63,9 +68,12 @@ class GroupedPool:
         *,
         prefix_caching: bool,
         draft_tokens: int = 0,
+        tiers: Sequence[LowerTier] = (),
+        state_bytes: int = 0,
     ) -> None:
-        """`draft_tokens`: drafts of a sequence, each with a state of its own. States cannot
-        be found again then (`prefix_caching` False where there are any)."""
+        """`tiers`: below the GPU pool, nearest first, used with prefix caching; `state_bytes`: of
+        the states of a sequence there. `draft_tokens`: drafts of a sequence, each with a state of
+        its own. States cannot be found again then (`prefix_caching` False where there are any)."""
         assert not (draft_tokens and prefix_caching and layout.has_states)
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total
@@ -74,6 +82,12 @@ class GroupedPool:
         self.prefix_caching = prefix_caching
         self._state_slots = 1 + draft_tokens
         self.evicted_blocks = 0
+        self.tiers = tuple(tiers) if prefix_caching else ()
+        self.written_bytes = 0
+        """Bytes written through to lower tiers so far."""
+        self.pending_writes = [0] * len(self.tiers)
+        """Bytes written through to each tier that have not been carried there yet."""
+        self._state_bytes = state_bytes
         self._tables: dict[int, list[list[int]]] = {}
         self._still: dict[int, _Still] = {}
         """Of sequences that hold blocks for all they needed when last asked. Most steps of a
@@ -106,14 +120,39 @@ class GroupedPool:
         limit_tokens = min(usable_tokens, len(keys) * self.layout.hash_tokens)
         tokens, longest, bound = self._common_hit(keys, limit_tokens)
         junction = longest if longest > tokens else 0
+        lower_tokens, recall_bytes, tier = self._below(keys, tokens, usable_tokens)
+        reached = tokens + lower_tokens
+        if junction <= reached:
+            junction = 0
         if not tokens:
-            return NO_HIT if not junction else Hit(junction_tokens=junction)
+            if not (junction or lower_tokens):
+                return NO_HIT
+            return Hit(reached, 0, lower_tokens, None, recall_bytes, tier, junction_tokens=junction)
         tables = tuple(
             self._table_at(number, group, keys, tokens, bound)
             for number, group in enumerate(self.layout.groups)
         )
         ids = tuple(block for table in tables for block in table if block)
-        return Hit(tokens, tokens, block_ids=ids, tables=tables, junction_tokens=junction)
+        return Hit(reached, tokens, lower_tokens, None, recall_bytes, tier, ids, tables, junction)
+
+    def _below(
+        self, keys: Sequence[int], npu_tokens: int, usable_tokens: int
+    ) -> tuple[int, int, int]:
+        """What a lower tier has behind the GPU's hit: tokens, bytes to bring up, which tier."""
+        for number, tier in enumerate(self.tiers):
+            chunk = tier.chunk_tokens
+            start = npu_tokens // chunk
+            found = 0
+            for at in range(start, usable_tokens // chunk):
+                last = (at + 1) * chunk // self.layout.hash_tokens - 1
+                if last >= len(keys) or keys[last] not in tier:
+                    break
+                if not self.layout.has_states or state_key(keys[last]) in tier:
+                    found = at + 1 - start
+            if found:
+                recalled = found * tier.chunk_bytes + self._state_bytes
+                return (start + found) * chunk - npu_tokens, recalled, number
+        return 0, 0, -1
 
     def match(self, request: Request) -> int:
         """Prompt tokens of a request from outside that this pool holds now."""
@@ -277,6 +316,9 @@ class GroupedPool:
         if still is not None and slots <= still.slots:
             self.index(request, had_tokens, min(target_tokens, reached))
             return
+        recalled_tokens = hit.tokens if hit.lower_tokens else 0
+        if recalled_tokens:
+            had_tokens = hit.npu_tokens  # recalled blocks are fresh here: indexed like computed
         missing = self._missing(request, slots, hit)
         assert missing <= self.blocks_free
         tables = self._tables_of(request)
@@ -286,7 +328,7 @@ class GroupedPool:
             for table, found in zip(tables, hit.tables, strict=True):
                 table.extend(found)
         for group, table in zip(self.layout.groups, tables, strict=True):
-            self._extend(group, table, slots)
+            self._extend(group, table, slots, recalled_tokens)
         self._count(request)
         self.index(request, had_tokens, min(target_tokens, reached))
 
@@ -335,6 +377,42 @@ class GroupedPool:
                     self._carry(table[entry], (keys[position], number))
                     if group.keeps == "state":
                         self._new_states.add((keys[position], number))
+        for number in range(len(self.tiers)):
+            self._write_through(number, keys, tables, had_tokens, tokens)
+
+    def _write_through(
+        self,
+        number: int,
+        keys: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        had_tokens: int,
+        tokens: int,
+    ) -> None:
+        """Blocks that became full go to a tier, and states where a step ended."""
+        tier = self.tiers[number]
+        chunk = tier.chunk_tokens
+        for at in range(had_tokens // chunk, tokens // chunk):
+            last = (at + 1) * chunk // self.layout.hash_tokens - 1
+            if last >= len(keys):
+                return
+            written = tier.chunk_bytes if tier.write(keys[last]) else 0
+            if self._has_states_at(tables, (at + 1) * chunk) and tier.write(
+                state_key(keys[last]), self._state_bytes
+            ):
+                written += self._state_bytes
+            self.written_bytes += written
+            self.pending_writes[number] += written
+
+    def _has_states_at(self, tables: Sequence[Sequence[int]], tokens: int) -> bool:
+        """A step ended there, and the states of all groups are here."""
+        if not self._state_bytes:
+            return False
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            if group.keeps == "state":
+                entry = tokens // group.block_tokens - 1
+                if entry >= len(table) or not table[entry]:
+                    return False
+        return True
 
     def release(self, request: Request) -> None:
         """All of the request's blocks lose a reference, group by group, last block first."""
@@ -361,17 +439,18 @@ class GroupedPool:
             self._drop(table)
 
     def blocks_at(self, tokens: int) -> int:
-        """Blocks that a sequence of so many computed tokens holds when it arrives."""
+        """Blocks that a sequence of so many tokens, the last one not computed, arrives with."""
         return sum(len(self._kept_entries(group, tokens)) for group in self.layout.groups)
 
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """Blocks from `take` now belong to the request; its full ones are indexed."""
-        assert count == len(block_ids) == self.blocks_at(request.computed_tokens)
+        slots = request.computed_tokens + 1
+        assert count == len(block_ids) == self.blocks_at(slots)
         fresh = iter(block_ids)
         self._still.pop(request.request_id, None)
         tables = self._tables[request.request_id] = []
         for group in self.layout.groups:
-            kept = self._kept_entries(group, request.computed_tokens)
+            kept = self._kept_entries(group, slots)
             tables.append([NULL_BLOCK] * kept.start + [next(fresh) for _ in kept])
         self._count(request)
         self.index(request, 0, request.computed_tokens)
@@ -398,12 +477,12 @@ class GroupedPool:
             tables = self._tables[request.request_id] = [[] for _ in self.layout.groups]
         return tables
 
-    def _kept_entries(self, group: KvGroup, tokens: int) -> range:
-        """Entries of a table that hold blocks after so many tokens."""
+    def _kept_entries(self, group: KvGroup, slots: int) -> range:
+        """Entries of a table that hold blocks for so many tokens, the last one not computed."""
         if group.keeps == "state" and not self.prefix_caching:
             return range(self._state_slots)
-        last = ceil_div(tokens, group.block_tokens)
-        return range(min(group.skipped_tokens(tokens) // group.block_tokens, last), last)
+        last = ceil_div(slots, group.block_tokens)
+        return range(min(group.skipped_tokens(slots - 1) // group.block_tokens, last), last)
 
     def _missing(
         self, request: Request, target_tokens: int, hit: Hit, in_flight_tokens: int = 0
@@ -420,6 +499,8 @@ class GroupedPool:
                 entries = min(entries, group.blocks_held(target_tokens, in_flight_tokens))
             entries = max(0, entries - held)
             most = self._state_slots if group.keeps == "state" else entries
+            if hit.lower_tokens and group.keeps == "state":
+                most += 1  # for the one that comes from below
             total += min(entries, most)
         touched = [block for block in hit.block_ids if not self._blocks[block].references]
         return total + len(touched)
@@ -429,7 +510,13 @@ class GroupedPool:
             return self._state_slots
         return ceil_div(tokens, group.block_tokens)
 
-    def _extend(self, group: KvGroup, table: list[int], target_tokens: int) -> None:
+    def _extend(
+        self, group: KvGroup, table: list[int], target_tokens: int, recalled_tokens: int = 0
+    ) -> None:
+        if recalled_tokens and group.keeps == "state":
+            entry = recalled_tokens // group.block_tokens - 1
+            table.extend([NULL_BLOCK] * (entry - len(table)))
+            table.append(self._pop())
         missing = self._entries(group, target_tokens) - len(table)
         if missing <= 0:
             return

@@ -114,9 +114,14 @@ class _Bucket(msgspec.Struct):
     token_bytes: int
     """Of one layer; 0 for states."""
     state_bytes: int
-    count: int
+    layers: list[int] = []
     page_bytes_sum: int = 0
     """Sum over the layers of bytes a token, where they differ (latent attention with indexers)."""
+
+    @property
+    def count(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
 
 
 def kv_layout(
@@ -126,12 +131,14 @@ def kv_layout(
     dtype: str = "auto",
     tp: int = 1,
     block_size: int = 16,
+    stages: int = 1,
     layers: Sequence[int] | None = None,
     draft_tokens: int = 0,
     keep_windows: bool = True,
     source: str = "memory",
 ) -> KvLayout:
-    """The groups of a model's layers on one rank. `layers`: those of one pipeline stage.
+    """The groups of a model's layers on one rank. `stages`: of the pipeline. Groups are those of
+    the whole model, and a block is as large as the fullest stage needs. `layers`: of these only.
 
     `keep_windows` False counts windowed and chunked layers as keeping all tokens, as vLLM does
     with `--disable-hybrid-kv-cache-manager` and, unless asked, for Llama 4. InputError (at
@@ -161,7 +168,7 @@ def kv_layout(
         raise InputError(source, None, "model", f"{spec.name} has no attention, which emu needs")
     if states:
         block_size = _block_beside_states(spec, states, attention, block_size)
-    return _grouped(buckets, block_size)
+    return _grouped(buckets, block_size, sizes.stage_layers(spec, stages))
 
 
 def _buckets(
@@ -186,16 +193,16 @@ def _buckets(
             key_bytes = 0 if latent else token_bytes
             bucket = found.setdefault(
                 (keeps, limit_tokens, key_bytes, 0),
-                _Bucket(keeps, limit_tokens, token_bytes, 0, 0),
+                _Bucket(keeps, limit_tokens, token_bytes, 0),
             )
-            bucket.count += 1
+            bucket.layers.append(index)
             bucket.token_bytes = max(bucket.token_bytes, token_bytes)
             bucket.page_bytes_sum += token_bytes
         if state_bytes:
             bucket = found.setdefault(
-                ("state", 0, 0, state_bytes), _Bucket("state", 0, 0, state_bytes, 0)
+                ("state", 0, 0, state_bytes), _Bucket("state", 0, 0, state_bytes)
             )
-            bucket.count += 1
+            bucket.layers.append(index)
     return list(found.values())
 
 
@@ -221,12 +228,13 @@ def _block_beside_states(
     return unit * ceil_div(state_bytes, unit * token_bytes)
 
 
-def _grouped(buckets: list[_Bucket], block_size: int) -> KvLayout:
-    """Equal pages, then groups of equal size; layers of a bucket are dealt round-robin."""
+def _grouped(buckets: list[_Bucket], block_size: int, stages: Sequence[range]) -> KvLayout:
+    """Equal pages, then groups of equal size; layers of a bucket are dealt round-robin. A rank of a
+    pipeline has pages for its own layers of each group."""
     page_bytes = max(max(bucket.token_bytes * block_size, bucket.state_bytes) for bucket in buckets)
     counts = [bucket.count for bucket in buckets]
     size = max(counts) if max(counts) < _ALIKE_RATIO * min(counts) else min(counts)
-    groups = []
+    groups, fullest = [], 1
     for bucket in buckets:
         block_tokens = block_size
         if bucket.token_bytes:
@@ -235,18 +243,21 @@ def _grouped(buckets: list[_Bucket], block_size: int) -> KvLayout:
             if not rest:
                 block_tokens = block_size * ratio
         dealt = ceil_div(bucket.count, size)
-        groups += [
-            KvGroup(
-                keeps=bucket.keeps,
-                limit_tokens=bucket.limit_tokens,
-                layers=len(range(index, bucket.count, dealt)),
-                block_tokens=block_tokens,
+        for index in range(dealt):
+            own = bucket.layers[index::dealt]
+            of_stages = [sum(layer in stage for layer in own) for stage in stages]
+            fullest = max(fullest, *of_stages)
+            groups.append(
+                KvGroup(
+                    keeps=bucket.keeps,
+                    limit_tokens=bucket.limit_tokens,
+                    layers=len(own),
+                    block_tokens=block_tokens,
+                )
             )
-            for index in range(dealt)
-        ]
     return KvLayout(
         groups=tuple(groups),
-        block_bytes=page_bytes * max(group.layers for group in groups),
+        block_bytes=page_bytes * fullest,
         block_tokens=math.lcm(*(group.block_tokens for group in groups)),
         hash_tokens=math.gcd(*(group.block_tokens for group in groups)),
     )

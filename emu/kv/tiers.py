@@ -3,7 +3,9 @@
 Owns: which chunks a tier holds, and its eviction. A chunk is several GPU blocks long (256 tokens
 by default) and is known by the key of its last block. Chunks are written through when they become
 complete on the GPU and are evicted oldest-written first; a lookup does not refresh them. A tier
-may be shared by several replicas: it is a plain object that they all hold.
+may be shared by several replicas: it is a plain object that they all hold. Of models with states a
+chunk is one block, and a tier keeps states too, each where a step ended on a block boundary, under
+a key of its own.
 
 Does not: move bytes or take time. `WriteCount`s and recall bytes are figures for the latency
 side. Rules: LLMServingSim sections 6.1, 6.3 and 6.4.
@@ -33,7 +35,9 @@ class LowerTier:
         self.name = name
         self.chunk_tokens = chunk_tokens
         self.chunk_bytes = chunk_tokens * bytes_per_token
-        self.capacity_chunks = capacity_bytes // self.chunk_bytes if self.chunk_bytes else 0
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        """Bytes of what it holds."""
         self.shared = shared
         self.written_chunks = 0
         self.evicted_chunks = 0
@@ -41,7 +45,8 @@ class LowerTier:
         """Grows with every change of content, so that readers can tell that nothing changed."""
         self.losses = 0
         """How often everything was lost."""
-        self._chunks: OrderedDict[int, None] = OrderedDict()
+        self._chunks: OrderedDict[int, int] = OrderedDict()
+        """Bytes by key, oldest-written first."""
 
     def __contains__(self, key: int) -> bool:
         return key in self._chunks
@@ -49,19 +54,18 @@ class LowerTier:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the chunks held."""
-        return len(self._chunks) * self.chunk_bytes
-
-    def write(self, key: int) -> bool:
-        """Write a chunk through unless it is here. True if bytes were written."""
-        if key in self._chunks or self.capacity_chunks == 0:
+    def write(self, key: int, size_bytes: int = 0) -> bool:
+        """Write a chunk (or a state of `size_bytes`) through unless it is here. True if bytes were
+        written."""
+        size = size_bytes or self.chunk_bytes
+        if key in self._chunks or not size or size > self.capacity_bytes:
             return False
-        if len(self._chunks) >= self.capacity_chunks:
-            self._chunks.popitem(last=False)
+        while self.used_bytes + size > self.capacity_bytes:
+            _, freed = self._chunks.popitem(last=False)
+            self.used_bytes -= freed
             self.evicted_chunks += 1
-        self._chunks[key] = None
+        self._chunks[key] = size
+        self.used_bytes += size
         self.written_chunks += 1
         self.version += 1
         return True
@@ -69,8 +73,14 @@ class LowerTier:
     def clear(self) -> None:
         """Everything is lost (the machine failed)."""
         self._chunks.clear()
+        self.used_bytes = 0
         self.losses += 1
         self.version += 1
+
+
+def state_key(key: int) -> int:
+    """Under which the states are kept that end where a chunk of this key ends."""
+    return ~key
 
 
 def chunk_tokens_for(block_size: int, wanted_tokens: int) -> int:

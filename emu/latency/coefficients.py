@@ -37,7 +37,7 @@ _PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
     "float32": _HALF,
     "float16": _HALF,
     "bfloat16": _HALF,
-    "fp8": ("fp8",),
+    "fp8": ("fp8_static", "fp8"),
     # The tables of block-scaled products have 55 to 300 us of host time in each: no captured graph.
     "fp8_block": ("fp8",),
     "int8": ("fp8", "bfloat16"),  # Ampere, the only one without fp8, has no int8 table
@@ -265,6 +265,25 @@ def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
     )
 
 
+def with_static_inputs(kernels: Kernels) -> Kernels:
+    """With products of 8 bits whose inputs have scales known beforehand (TensorRT-LLM).
+
+    What is before such a product (norm, attention, activation) writes 8 bits: no kernel and no
+    traffic turns them into 8 bits. What is left is the launch of a plain product, and weights that
+    are read at its rate: in TensorRT-LLM's tables both types take the same time for a byte.
+    """
+    plain, narrow = kernels.products[_HALF[0]], kernels.products.get("fp8")
+    if narrow is None:
+        return kernels
+    static = msgspec.structs.replace(
+        narrow,
+        launch_us=min(narrow.launch_us, plain.launch_us),
+        memory=max(narrow.memory, plain.memory),
+        quantize=0.0,
+    )
+    return msgspec.structs.replace(kernels, products={**kernels.products, "fp8_static": static})
+
+
 def _part(kernel: Products | Experts | Decodes, wider: float) -> float:
     return min(1.0, kernel.memory * wider)
 
@@ -313,3 +332,10 @@ def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
         if name and has_surfaces(f"{name}.{engine}"):
             return msgspec.structs.replace(kernels, surfaces=f"{name}.{engine}")
     return kernels
+
+
+def kernels_told(gpu: GpuSpec) -> str:
+    """How far GPU times may be off, and which GPU's kernels were measured, in words."""
+    kernels = kernels_of(gpu)
+    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
+    return f"GPU time +- {kernels.spread:g} %: {source}"

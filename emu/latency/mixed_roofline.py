@@ -40,7 +40,8 @@ class _Kind:
     """Equal layers of a model."""
 
     layer: Layer
-    count: int
+    indices: tuple[int, ...]
+    """Of these layers in the model."""
     attention: AttentionCost | None
     """What its softmax attention costs; None without any."""
     window_tokens: int
@@ -66,12 +67,11 @@ class _Kind:
 
 
 class MixedRooflineBackend(RooflineBackend):
-    """Implements `LatencyBackend` for a model with `ModelSpec.special_layers`, on one stage."""
+    """Implements `LatencyBackend` for a model with `ModelSpec.special_layers`."""
 
     monotone_decode = False
 
     def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
-        assert len(self.parts) == 1, "unlike layers on several stages"
         super()._set_up_attention(gpu, dtype, kv_dtype)
         self._tp, self._ep = self.costs.tp, self.costs.ep
         self._ops = self.costs.ops
@@ -81,13 +81,14 @@ class MixedRooflineBackend(RooflineBackend):
         self._kinds = self._found_kinds(gpu, dtype, kv_dtype)
         self._is_plain = False
         self._layer_costs: dict[tuple[int, int], TokenCost] = {}
+        self._kinds_on: dict[range, list[tuple[int, _Kind]]] = {}
 
     def _found_kinds(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> list[_Kind]:
-        counts: dict[Layer, int] = {}
-        for layer in self.spec.special_layers:
-            counts[layer] = counts.get(layer, 0) + 1
+        alike: dict[Layer, list[int]] = {}
+        for index, layer in enumerate(self.spec.special_layers):
+            alike.setdefault(layer, []).append(index)
         kinds = []
-        for layer, count in counts.items():
+        for layer, indices in alike.items():
             window = 0
             if layer.attention is not None:
                 window = layer.attention.window_tokens or layer.attention.chunk_tokens
@@ -95,8 +96,18 @@ class MixedRooflineBackend(RooflineBackend):
                 window = layer.indexer.topk_tokens
             state_bytes = sizes.layer_state_bytes(self.spec, layer, dtype, self._tp)
             attention = self._attention_of(layer, gpu, kv_dtype)
-            kinds.append(_Kind(layer, count, attention, window, state_bytes))
+            kinds.append(_Kind(layer, tuple(indices), attention, window, state_bytes))
         return kinds
+
+    def _on(self, part: Part) -> list[tuple[int, _Kind]]:
+        """How many layers of each kind a run of layers has."""
+        found = self._kinds_on.get(part.layers)
+        if found is None:
+            counted = [
+                (sum(index in part.layers for index in kind.indices), kind) for kind in self._kinds
+            ]
+            found = self._kinds_on[part.layers] = [one for one in counted if one[0]]
+        return found
 
     def _attention_of(self, layer: Layer, gpu: GpuSpec, kv_dtype: str) -> AttentionCost | None:
         """The cost of one layer's attention, by a plain model that has nothing else."""
@@ -127,22 +138,20 @@ class MixedRooflineBackend(RooflineBackend):
         )
 
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
-        terms = [
-            (kind.count, self._layer_of_kind(tokens, number, kind.layer))
-            for number, kind in enumerate(self._kinds)
-        ]
-        terms.append((1, self.costs.embedding(tokens)))
-        terms.append((1, self.costs.final_norm(tokens)))
+        terms = [(count, self._layer_of_kind(tokens, kind)) for count, kind in self._on(part)]
+        if part.has_embedding:
+            terms.append((1, self.costs.embedding(tokens)))
+        if part.has_head:
+            terms.append((1, self.costs.final_norm(tokens)))
+        if part.sends:
+            terms.append((1, self.costs.send(tokens)))
         return terms
 
     def moe_layer_ns(self, tokens: int) -> int:
         """A layer with experts, the mean of all kinds."""
-        kinds = [(number, kind) for number, kind in enumerate(self._kinds) if kind.layer.experts]
-        total = sum(
-            kind.count * sum(self._layer_of_kind(tokens, number, kind.layer))
-            for number, kind in kinds
-        )
-        return total // max(1, sum(kind.count for _, kind in kinds))
+        kinds = [kind for kind in self._kinds if kind.layer.experts]
+        total = sum(len(kind.indices) * sum(self._layer_of_kind(tokens, kind)) for kind in kinds)
+        return total // max(1, sum(len(kind.indices) for kind in kinds))
 
     def layer_parts(self, tokens: int) -> LayerParts:
         """The same in parts; what surrounds attention is halved."""
@@ -163,10 +172,11 @@ class MixedRooflineBackend(RooflineBackend):
             processors=times.processors,
         )
 
-    def _layer_of_kind(self, tokens: int, number: int, layer: Layer) -> TokenCost:
-        found = self._layer_costs.get((tokens, number))
+    def _layer_of_kind(self, tokens: int, kind: _Kind) -> TokenCost:
+        key = (tokens, kind.indices[0])
+        found = self._layer_costs.get(key)
         if found is None:
-            found = self._layer_costs[tokens, number] = self._layer_cost(tokens, layer)
+            found = self._layer_costs[key] = self._layer_cost(tokens, kind.layer)
         return found
 
     def _layer_cost(self, tokens: int, layer: Layer) -> TokenCost:
@@ -288,19 +298,19 @@ class MixedRooflineBackend(RooflineBackend):
         if shape.verify is not None:
             queries = queries_of(shape)
         pairs = context * queries // count if count else 0
-        for kind in self._kinds:
+        for layers, kind in self._on(part):
             if kind.attention is not None:
                 seen = min(context, count * kind.window_tokens) if kind.window_tokens else context
                 if shape.verify is None:
                     line = kind.attention.decode_line(count)
                 else:
                     line = kind.attention.verify_line(count, queries)
-                seconds += kind.count * (line.start + line.slope * seen)
-                seconds += kind.count * self._choosing_s(kind.layer, context, pairs)
+                seconds += layers * (line.start + line.slope * seen)
+                seconds += layers * self._choosing_s(kind.layer, context, pairs)
             if kind.state_bytes:
                 # Read once for each sequence, written after each token that may be the last.
-                seconds += kind.count * self._state_traffic_s(kind, count)
-                seconds += kind.count * self._state_traffic_s(kind, queries - count) / 2
+                seconds += layers * self._state_traffic_s(kind, count)
+                seconds += layers * self._state_traffic_s(kind, queries - count) / 2
         return round(seconds * NS_PER_S)
 
     def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
@@ -308,12 +318,12 @@ class MixedRooflineBackend(RooflineBackend):
         keys = sum(new) + sum(before)
         pairs = sum(n * c + n * (n + 1) // 2 for n, c in zip(new, before, strict=True))
         seconds = 0.0
-        for kind in self._kinds:
+        for count, kind in self._on(part):
             if kind.attention is not None:
-                seconds += kind.count * kind.attention.prompt_s(new, before, kind.window_tokens)
-                seconds += kind.count * self._choosing_s(kind.layer, keys, pairs)
+                seconds += count * kind.attention.prompt_s(new, before, kind.window_tokens)
+                seconds += count * self._choosing_s(kind.layer, keys, pairs)
             if kind.state_bytes:
-                seconds += kind.count * self._state_traffic_s(kind, len(new))
+                seconds += count * self._state_traffic_s(kind, len(new))
         return round(seconds * NS_PER_S)
 
     def _choosing_s(self, layer: Layer, keys: int, pairs: int) -> float:
@@ -329,7 +339,7 @@ class MixedRooflineBackend(RooflineBackend):
         return 2 * sequences * kind.state_bytes / self._read_rate
 
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
-        calls = sum(kind.count for kind in self._kinds if kind.attention is not None)
+        calls = sum(count for count, kind in self._on(part) if kind.attention is not None)
         return calls * self._launch_ns[1 if shape.prefill_new else 0]
 
     def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:

@@ -10,14 +10,13 @@ wide as the shift that measured runs showed and their spread together.
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 
-from emu.config.names import read_input
+from emu.config.tomlfile import read_toml
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
 from emu.process.prepared import prepared
@@ -184,10 +183,7 @@ def prior_of(engine: EngineModel, gpu: str, model: str, backend: str = "roofline
 
 def learned_posterior(path: Path) -> Posterior | None:
     """The `[posterior]` of an engine's file; None if it has none. Raises InputError."""
-    try:
-        table: dict[str, Any] = tomllib.loads(read_input(path, "engine.learned").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), None, "", str(error)) from None
+    table = read_toml(path, str(path))[1]
     if "posterior" not in table:
         return None
     try:

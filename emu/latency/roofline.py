@@ -56,6 +56,8 @@ class Part(NamedTuple):
     has_embedding: bool
     has_head: bool
     sends: bool
+    layers: range
+    """Their indices."""
 
 
 _SHIFT: Final = 20
@@ -174,6 +176,7 @@ class RooflineBackend:
             has_embedding=stage == 0 and start == 0,
             has_head=is_last and end == spec.layers,
             sends=not is_last and end > own.stop > start,
+            layers=layers,
         )
 
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:

@@ -155,6 +155,7 @@ class LiveMigrator(Actor):
         *,
         block_size: int,
         kv_bytes_per_token: int,
+        state_bytes: int = 0,
         own: OwnMigration | None = None,
         see: Callable[[ReplicaHandle], ReplicaView] | None = None,
     ) -> None:
@@ -170,6 +171,7 @@ class LiveMigrator(Actor):
         self.world = world
         self.block_size = block_size
         self.token_bytes = kv_bytes_per_token
+        self.state_bytes = state_bytes
         self._own = own
         self._see = see
         self._not_before: dict[int, int] = {}
@@ -293,6 +295,7 @@ class LiveMigrator(Actor):
                 ReplicaSide(destination),
                 block_size=self.block_size,
                 token_bytes=self.token_bytes,
+                state_bytes=self.state_bytes,
             )
             moving = self.moves[source.replica_id] = Moving(move, source, destination)
             if rebalances and self._on_choice is not None:

@@ -197,6 +197,7 @@ class LiveMove:
         "rounds",
         "source",
         "started_ns",
+        "state_bytes",
         "stopped_ns",
         "token_bytes",
         "tokens",
@@ -210,12 +211,15 @@ class LiveMove:
         *,
         block_size: int,
         token_bytes: int,
+        state_bytes: int = 0,
     ) -> None:
+        """`state_bytes`: of the states of a sequence, which each step changes."""
         self.request = request
         self.source = source
         self.destination = destination
         self.block_size = block_size
         self.token_bytes = token_bytes
+        self.state_bytes = state_bytes
         self.phase = Phase.ASKED
         self.is_forgotten = False
         """The request has ended or gone elsewhere."""
@@ -261,11 +265,13 @@ class LiveMove:
         self.out.append(AskStop())
 
     def send(self, tokens: int) -> None:
-        """Move the blocks that are not copied yet."""
+        """Move the blocks that are not copied yet; states once the request stands still."""
         self.number += 1
         self.is_sending = True
         self.has_arrived = False
         size_bytes = self._blocks_left(tokens) * self.block_size * self.token_bytes
+        if self.phase is Phase.LAST_TRANSFER:
+            size_bytes += self.state_bytes
         self.out.append(Send(self.number, size_bytes))
 
     def _blocks_left(self, tokens: int) -> int:

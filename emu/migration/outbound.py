@@ -129,6 +129,8 @@ class Kv(NamedTuple):
     block_size: int
     """Tokens."""
     bytes_per_token: int
+    state_bytes: int = 0
+    """Of the states of a sequence, whatever its length."""
     layerwise: bool = False
     """A transfer overlaps with the iteration that computed it."""
     connector_ns: int = 0
@@ -354,7 +356,7 @@ class Outbound:
     def _start(self, batch: MigratingBatch, destination_id: int) -> None:
         kv = self.kv
         batch.started_ns = self.now_ns
-        batch.kv_bytes = kv_bytes(batch.requests, kv.block_size, kv.bytes_per_token)
+        batch.kv_bytes = self._bytes_of(batch.requests)
         setup_ns = kv.connector_ns
         if kv.connector_block_ns:
             blocks = sum([kv_blocks(r, kv.block_size) for r in batch.requests])
@@ -451,8 +453,12 @@ class Outbound:
 
     def _half(self, split: SplitBatch, requests: list[Request]) -> MigratingBatch:
         """What moves for these requests, all layers."""
-        size_bytes = kv_bytes(requests, self.kv.block_size, self.kv.bytes_per_token)
+        size_bytes = self._bytes_of(requests)
         return MigratingBatch(split.batch_id, requests, 0, split.queued_ns, self.now_ns, size_bytes)
+
+    def _bytes_of(self, requests: list[Request]) -> int:
+        kv = self.kv
+        return kv_bytes(requests, kv.block_size, kv.bytes_per_token, kv.state_bytes)
 
     def _send_half(self, split: SplitBatch, half: MigratingBatch) -> None:
         self.sent += 1

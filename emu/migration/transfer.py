@@ -59,12 +59,16 @@ class MigratingBatch:
         return first.handoff_after_ns < 0 or first.arrival_ns + first.handoff_after_ns <= now_ns
 
 
-def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
-    """KV that moves with these requests, in whole pages. A loop: mostly there is one request."""
+def kv_bytes(
+    requests: list[Request], block_size: int, kv_bytes_per_token: int, state_bytes: int = 0
+) -> int:
+    """KV that moves with these requests, in whole pages, and the states of each (`state_bytes`).
+
+    A loop: mostly there is one request."""
     blocks = 0
     for request in requests:
         blocks += -(-(request.prompt_tokens + (request.generated_tokens or 1)) // block_size)
-    return blocks * block_size * kv_bytes_per_token
+    return blocks * block_size * kv_bytes_per_token + len(requests) * state_bytes
 
 
 def kv_blocks(request: Request, block_size: int) -> int:

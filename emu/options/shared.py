@@ -81,6 +81,13 @@ class Traffic(Options):
     """Traffic in a few words, instead of a table of a configuration."""
 
     workload: Annotated[str | Path, Option("Trace to replay.", metavar="FILE")] = ""
+    columns: Annotated[
+        str,
+        Option(
+            "Columns of a CSV with names of its own: arrival=time,prompt=in,output=out.",
+            metavar="MEANING=NAME,...",
+        ),
+    ] = ""
     rate: Annotated[
         float, Option("Requests per second; a trace is stretched to it. 0 = its own.", at_least=0)
     ] = 0.0

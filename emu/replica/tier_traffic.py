@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from emu.kv.blocks import BlockPool
+from emu.kv.grouped import GroupedPool
 from emu.network.carrier import Carried, Carrier
 from emu.scheduling.base import Recall
 
@@ -26,7 +27,11 @@ class TierTraffic:
     """The flows of one replica."""
 
     def __init__(
-        self, carrier: Carrier, gpus: Sequence[int], kinds: Sequence[str], pool: BlockPool
+        self,
+        carrier: Carrier,
+        gpus: Sequence[int],
+        kinds: Sequence[str],
+        pool: BlockPool | GroupedPool,
     ) -> None:
         """`kinds` names the tiers of the pool, nearest first: `cpu` or `cxl`."""
         topology = carrier.topology

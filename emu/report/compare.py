@@ -26,6 +26,7 @@ from emu.report.rundata import RunData, read_run
 from emu.report.settings_diff import Setting, differing
 from emu.report.summary import Summary
 from emu.report.table import number
+from emu.report.what_ran import known_text
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS
 
@@ -81,6 +82,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """True if all runs completed the same requests."""
     settings: list[Setting]
     """Keys of the configurations that differ, with the value of each run."""
+    known: list[str]
+    """How well the engine of each run is known; empty where its files do not say."""
 
 
 def compare_runs(directories: Sequence[Path], seed: int = 0) -> Comparison:
@@ -103,7 +106,8 @@ def compare_data(runs: Sequence[RunData], seed: int = 0) -> Comparison:
     rows.sort(key=lambda row: ("TTFT", "TPOT", "ITL", "E2E").index(row.name.split()[0]))
     rows += _figure_rows(runs)
     names = run_names([run.directory for run in runs])
-    return Comparison(names, rows, is_paired, differing([run.config for run in runs]))
+    known = [known_text(run) for run in runs]
+    return Comparison(names, rows, is_paired, differing([run.config for run in runs]), known)
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
@@ -257,8 +261,23 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if not has_intervals:
         text += " The intervals stand in wider terminals and in --html."
     console.print(text)
+    for line in known_lines(comparison):
+        console.print(line, soft_wrap=True)
     if comparison.settings:
         console.print(_settings_table(comparison))
+
+
+def known_lines(comparison: Comparison) -> list[str]:
+    """How well the engines are known: runs of which the same is said stand in one line."""
+    runs: dict[str, list[str]] = {}
+    for name, known in zip(comparison.names, comparison.known, strict=True):
+        if known:
+            runs.setdefault(known, []).append(name)
+    whole = len(comparison.names)
+    return [
+        known if len(names) == whole else f"{', '.join(names)}: {known}"
+        for known, names in runs.items()
+    ]
 
 
 def _width(table: Table, console: Console) -> int:

@@ -16,6 +16,7 @@ from emu.report.compare import (
     Row,
     compare_data,
     difference_text,
+    known_lines,
     run_names,
 )
 from emu.report.latency_charts import LATENCY_NAMES, cdf_chart, latency_cdf, limits_ms
@@ -58,7 +59,10 @@ def write_comparison(path: Path, directories: Sequence[Path], seed: int = 0) -> 
         "compare.html",
         title=f"emu: {' against '.join(comparison.names)}",
         charts=charts,
-        facts=["paired by request" if comparison.is_paired else "requests drawn from each run"],
+        facts=[
+            "paired by request" if comparison.is_paired else "requests drawn from each run",
+            *known_lines(comparison),
+        ],
         legend=LEGEND,
         names=comparison.names,
         rows=[_table_row(row) for row in comparison.rows],

@@ -158,7 +158,7 @@ def read_draws(directory: Path) -> Draws:
     path = directory / NAME
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), prepared(Draws))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 
 

@@ -24,10 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.config.names import json_object, read_input
-from emu.errors import InputError
+from emu.errors import InputError, shown
 from emu.report.compare import Floats
 
 ANCHOR_LIMIT_S: Final = 100_000.0
+TOKENS_MAX: Final = 2**31
+"""Of one request."""
+_NUMBER_MAX: Final = 1e15
+"""Of a time in s: 30 million years, also for clocks that count from 1970."""
 _SUMMARY_METRICS: Final = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2el"}
 _SUMMARY_STATISTICS: Final = {
     "mean": "mean",
@@ -87,7 +91,7 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
         first, last = (
             number_of(path, line, record, key) for key in ("first_token_ts", "last_token_ts")
         )
-        tokens = int(number_of(path, line, record, "output_toks"))
+        tokens = tokens_of(path, line, record.get("output_toks"), "output_toks")
         arrival = record.get("arrival_time")
         near = arrival is not None and all(
             abs(token - number_of(path, line, record, "arrival_time")) <= ANCHOR_LIMIT_S
@@ -103,8 +107,8 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
         tpot = (last - first) / (tokens - 1) if tokens > 1 else float("nan")
         rows.append((first - start, tpot, last - start, start))
         ends.append(last)
-        prompt = record.get("input_toks")
-        lengths.append((prompt if isinstance(prompt, int) else -1, tokens))
+        prompt = tokens_of(path, line, record.get("input_toks", -1), "input_toks")
+        lengths.append((prompt, tokens))
     if not rows:
         raise InputError(str(path), None, "", "no measured request")
     table = np.array(rows)
@@ -134,9 +138,20 @@ def number_of(path: Path, line: int | None, record: dict[str, Any], key: str) ->
     """A number of a record that was read. Raises InputError with its place."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        problem = "missing" if value is None else f"expected a number, got {value!r}"
+        problem = "missing" if value is None else f"expected a number, got {shown(value)}"
         raise InputError(str(path), line, key, problem)
+    if not abs(value) <= _NUMBER_MAX:
+        raise InputError(str(path), line, key, f"out of range: {shown(value)}")
     return float(value)
+
+
+def tokens_of(path: Path, line: int | None, value: Any, key: str) -> int:
+    """A count of tokens, -1 where it is not known. Raises InputError with its place."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not -1 <= value <= TOKENS_MAX:
+        problem = "missing" if value is None else f"expected a number, got {shown(value)}"
+        raise InputError(str(path), line, key, problem)
+    return int(value)
 
 
 def request_ids(found: Sequence[dict[str, Any]]) -> list[int]:
@@ -154,13 +169,15 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
     makespan_s = float(duration) if isinstance(duration, (int, float)) else 0.0
     if "ttfts" not in result:
         return _bench_figures(path, result, makespan_s)
-    lists = {}
+    lists: dict[str, list[Any]] = {}
     for key in ("ttfts", "itls", "output_lens"):
         value = result.get(key)
-        if not isinstance(value, list) or len(value) != len(result["ttfts"]):
+        if not isinstance(value, list) or len(value) != len(lists.get("ttfts", value)):
             raise InputError(str(path), None, key, "expected an array with one entry per request")
         lists[key] = value
     errors = result.get("errors") or [""] * len(lists["ttfts"])
+    if not isinstance(errors, list):
+        raise InputError(str(path), None, "errors", "expected an array")
     rows = []
     gaps: list[float] = []
     for index, (ttft, itls, tokens, error) in enumerate(
@@ -171,9 +188,11 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
         try:
             spent = float(sum(itls))
             tpot = spent / (tokens - 1) if tokens > 1 else float("nan")
+            if not abs(ttft + spent) <= _NUMBER_MAX:
+                raise InputError(str(path), None, f"itls.{index}", "times out of range")
             rows.append((index, ttft * 1e3, tpot * 1e3, (ttft + spent) * 1e3))
             gaps.extend(gap * 1e3 for gap in itls)
-        except TypeError:
+        except (TypeError, OverflowError):
             raise InputError(str(path), None, f"itls.{index}", "expected numbers") from None
     if not rows:
         raise InputError(str(path), None, "", "no measured request")
@@ -184,8 +203,8 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
         prompts = [-1] * len(lists["ttfts"])
     return Measurement(
         request_ids=ids,
-        prompt_tokens=_lengths(prompts)[ids],
-        output_tokens=_lengths(lists["output_lens"])[ids],
+        prompt_tokens=_lengths(path, "input_lens", prompts)[ids],
+        output_tokens=_lengths(path, "output_lens", lists["output_lens"])[ids],
         ttft_ms=table[:, 1],
         tpot_ms=table[:, 2],
         e2e_ms=table[:, 3],
@@ -197,8 +216,9 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
     )
 
 
-def _lengths(values: list[Any]) -> NDArray[np.int64]:
-    return np.array([n if isinstance(n, int) else -1 for n in values], dtype=np.int64)
+def _lengths(path: Path, key: str, values: list[Any]) -> NDArray[np.int64]:
+    read = [tokens_of(path, None, n, f"{key}.{index}") for index, n in enumerate(values)]
+    return np.array(read, dtype=np.int64)
 
 
 def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Measurement:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.errors import InputError
+from emu.errors import InputError, shown
 from emu.report.atomic import find
 from emu.report.gap_file import GapFile, read_gaps
 from emu.report.page.chart import Axis
@@ -40,6 +41,9 @@ REQUEST_COLUMNS: Final = (
     "intake_ns",
 )
 """Integer columns that are read; -1 where empty."""
+
+
+_INT_MAX: Final = 2**63
 
 
 class Transition(msgspec.Struct, frozen=True):
@@ -140,9 +144,19 @@ def read_run(directory: Path) -> RunData:
     )
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """A file of a run, to be read while it is open. Raises InputError for what is no text."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            yield file
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(str(path), None, "", f"cannot be read: {error}") from None
+
+
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
     """The named columns of each row of a CSV file, as texts."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with _opened(path) as file:
         reader = csv.reader(file)
         header = next(reader, [])
         missing = [name for name in columns if name not in header]
@@ -158,10 +172,14 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _int(text: str, path: Path, line: int, column: str) -> int:
+    """An integer that the arrays can hold; -1 for an empty cell. Raises InputError."""
     try:
-        return int(text) if text else -1
+        value = int(text) if text else -1
     except ValueError:
-        raise InputError(str(path), line, column, f"expected an integer, got {text!r}") from None
+        value = _INT_MAX
+    if not -_INT_MAX < value < _INT_MAX:
+        raise InputError(str(path), line, column, f"expected an integer, got {shown(text)}")
+    return value
 
 
 def _read_requests(path: Path | None) -> tuple[dict[str, Ints], NDArray[np.bool_]]:
@@ -174,10 +192,10 @@ def _read_requests(path: Path | None) -> tuple[dict[str, Ints], NDArray[np.bool_
             for column, text in zip(columns, row, strict=True):
                 try:
                     column.append(int(text) if text else -1)
-                except ValueError:
-                    bad = REQUEST_COLUMNS[columns.index(column)]
-                    problem = f"expected an integer, got {text!r}"
-                    raise InputError(str(path), line, bad, problem) from None
+                except (ValueError, OverflowError):
+                    bad = next(i for i, one in enumerate(columns) if one is column)
+                    problem = f"expected an integer, got {shown(text)}"
+                    raise InputError(str(path), line, REQUEST_COLUMNS[bad], problem) from None
     table = {
         name: np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, dtype=np.int64)
         for name, column in zip(REQUEST_COLUMNS, columns, strict=True)
@@ -189,7 +207,7 @@ def _read_requests(path: Path | None) -> tuple[dict[str, Ints], NDArray[np.bool_
 def _read_series(path: Path | None) -> dict[str, NDArray[np.float64]]:
     if path is None:
         return {}
-    with path.open(encoding="utf-8") as file:
+    with _opened(path) as file:
         header = file.readline().strip().split(",")
         try:
             values = np.loadtxt(file, delimiter=",", ndmin=2) if _has_more(file) else None
@@ -232,7 +250,7 @@ def _read_marks(path: Path | None) -> list[Mark]:
 def _read_replicas(path: Path | None) -> ReplicaRows | None:
     if path is None:
         return None
-    with path.open(encoding="utf-8") as file:
+    with _opened(path) as file:
         has_totals = "total_blocks" in file.readline()
     names = ["time_ns", "replica", "running", "waiting", "used_blocks"]
     columns = [array("q") for _ in range(6)]
@@ -250,6 +268,6 @@ def _read_origin(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         content = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
     return content if isinstance(content, dict) else {}

@@ -359,7 +359,7 @@ def read_summary(path: Path) -> Summary:
             if name not in known and isinstance(value, dict)
         }
         return msgspec.convert(plain, prepared(Summary))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
 
 

@@ -32,9 +32,16 @@ def facts(run: RunData) -> list[str]:
         found.append(f"{group.get('count', 1)} {group.get('role')} (x {shape} GPU)")
     found.append(f"scheduler {config.get('scheduler', {}).get('policy')}")
     found.append(f"latency {config.get('latency', {}).get('backend')}")
+    found += [known_text(run)] if known_text(run) else []
     if config.get("autoscale"):
         found.append(f"autoscale {config['autoscale'].get('executor')}")
     return [*found, workload_text(config), f"seed {config.get('seed')}"]
+
+
+def known_text(run: RunData) -> str:
+    """How well its engine is known; empty if the run's files do not say."""
+    known = run.origin.get("known")
+    return f"engine known to {known}" if known and isinstance(known, str) else ""
 
 
 def workload_text(config: dict[str, Any]) -> str:

@@ -25,10 +25,9 @@ _STEPS_BEFORE: Final = 1.5
 """Steps that a request waits for before its own, on average."""
 
 
-def engine_line(config: Config, plan: Plan, summary: Summary) -> str:
+def engine_line(plan: Plan, known: str) -> str:
     """The engines by name and version, and how well the first one is known."""
     labels = ", ".join(dict.fromkeys(replica.engine_label for replica in plan.replicas))
-    known = uncertainty_line(config, plan, summary)
     return f"{labels}; {known}" if known else labels
 
 
@@ -58,7 +57,21 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     """`mean TTFT ± 15 %, TPOT ± 6 % (prior of ...)`; empty where there is no engine."""
     if not summary.completed:
         return ""
-    found = spread(config, plan, typical_of_summary(summary, plan))
+    shape = typical_of(
+        plan,
+        in_flight=summary.completed
+        * summary.statistic("mean", "e2el")
+        / 1000
+        / max(summary.duration, 1e-9),
+        prompt_tokens=summary.total_input_tokens / summary.completed,
+        output_tokens=summary.total_output_tokens / summary.completed,
+    )
+    return known_line(config, plan, shape)
+
+
+def known_line(config: Config, plan: Plan, shape: tuple[int, int, int]) -> str:
+    """The same for a typical step (see `spread`)."""
+    found = spread(config, plan, shape)
     if found is None:
         return ""
     return (
@@ -117,13 +130,12 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
     return Spread(halves, parts, known.source)
 
 
-def typical_of_summary(summary: Summary, plan: Plan) -> tuple[int, int, int]:
-    """The typical step of a run (see `spread`)."""
-    span_s = max(summary.duration, 1e-9)
-    in_flight = summary.completed * summary.statistic("mean", "e2el") / 1000 / span_s
-    prompt = summary.total_input_tokens / summary.completed
-    output = summary.total_output_tokens / summary.completed
-    return typical(plan.replicas[0], in_flight / len(plan.replicas), prompt, output)
+def typical_of(
+    plan: Plan, *, in_flight: float, prompt_tokens: float, output_tokens: float
+) -> tuple[int, int, int]:
+    """The typical step of a cluster with `in_flight` requests at once (see `spread`)."""
+    replicas = len(plan.replicas)
+    return typical(plan.replicas[0], in_flight / replicas, prompt_tokens, output_tokens)
 
 
 def typical(

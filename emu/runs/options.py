@@ -65,5 +65,6 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
     @property
     def describes(self) -> bool:
         """Options say what is run, or a part of it."""
-        words = (self.model, self.gpu, self.workload, self.rate, self.preset)
-        return any((*words, self.prompt_tokens, self.output_tokens))
+        words = (self.model, self.gpu, self.workload, self.columns, self.rate, self.preset)
+        shape = (self.replicas != 1, self.tensor_parallel != 1, self.requests)
+        return any((*words, self.prompt_tokens, self.output_tokens, *shape))

@@ -97,10 +97,11 @@ def run_json(
     outcome: Outcome,
     began: Began,
     origin: Origin | None = None,
+    known: str = "",
 ) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host.
 
-    `directory`: of the run.
+    `directory`: of the run. `known`: how well its engine is known, in words.
     """
     numpy_version, uvloop_version = (
         getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
@@ -113,6 +114,7 @@ def run_json(
         "overrides": names.all_at_home(origin.overrides) if origin else [],
         **recorded(effective_dict(with_limits(config, plan)), directory),
         "engines": engine_facts(plan),
+        "known": known,
         "versions": {
             "emu": __version__,
             "revision": revision(),

@@ -47,6 +47,8 @@ class RunResult(msgspec.Struct):
     outcome: Outcome
     wall_s: float
     cpu_s: float
+    known: str = ""
+    """How well the engine is known, where a user or a page is told."""
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -100,7 +102,12 @@ def execute(
         _warn(_warnings(world))
         world.close()
         summary = world.write_results(workload.count, workload.notes)
-        text = run_json(config, plan, source, directory.final, world.outcome, began, origin)
+        known = ""
+        if origin is not None or wants_report:
+            from emu.runs.engine_lines import uncertainty_line
+
+            known = uncertainty_line(config, plan, summary)
+        text = run_json(config, plan, source, directory.final, world.outcome, began, origin, known)
         write_text(staging / "run.json", text)
         if world.error is not None:
             directory.publish_partial()
@@ -123,7 +130,7 @@ def execute(
         from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
-    return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s())
+    return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s(), known)
 
 
 @contextlib.contextmanager
@@ -256,7 +263,7 @@ def run_command(
         plan = make_plan(config, str(path))
         for line in served_lines(plan):
             say(f"model: {line}")
-        say(f"engine: {engine_line(config, plan, result.summary)}")
+        say(f"engine: {engine_line(plan, result.known)}")
         for line in crowded(plan):
             say(f"placement: {line}")
         emulated_s = result.outcome.end_ns / NS_PER_S

@@ -42,7 +42,7 @@ class Store(Generic[Result]):
         """A stored result. A file that cannot be read counts as absent."""
         try:
             return msgspec.json.decode(self._path(key).read_bytes(), type=prepared(self._kind))
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         except OSError as error:
             raise RunError(f"cannot read {self._path(key)}: {error.strerror}") from error

@@ -13,14 +13,15 @@ from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends, range_warnings
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.cluster.prepare import prepare
-from emu.config.load import load_config
+from emu.config.load import effective_dict, load_config
 from emu.config.places import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
-from emu.latency.coefficients import kernels_of
+from emu.latency.coefficients import kernels_told
 from emu.process.console import is_drawn, is_plain, open_console, plain_table
 from emu.runs.crowding import crowded
+from emu.runs.inputs import named_plugins, named_programs
 from emu.units import NS_PER_S
 
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
@@ -38,6 +39,7 @@ def validate_command(
         plan, workload = prepare(config, str(path), imports=imports)
         latencies = _layer_times(plan)
     columns = facts(plan)
+    code = code_of(config)
     warnings = [*workload.notes.warnings, *range_warnings(latencies), *crowded(plan)]
     if as_json:
         last_s = workload.last_arrival_ns / NS_PER_S
@@ -47,12 +49,16 @@ def validate_command(
             "requests_refused": workload.notes.rejected,
             "last_arrival_s": last_s,
             "warnings": warnings,
+            "code": code,
         }
         print(json.dumps(found, indent=2))
         return 0
     say = _print_table(f"{path}: valid", columns)
     last_s = workload.last_arrival_ns / NS_PER_S
     say(f"workload: {workload.count:,} requests, last arrival at {last_s:,.1f} s")
+    if code:
+        how = "imported here" if imports else "not run here; --plugins imports it"
+        say(f"code that a run would run: {', '.join(code)} ({how})")
     for reason, count in workload.notes.rejected.items():
         say(f"refused: {count:,} requests, {reason}")
     for warning in warnings:
@@ -81,6 +87,13 @@ def _print_table(title: str, columns: dict[str, dict[str, str]]) -> Callable[[st
     console = open_console()
     console.print(table)
     return partial(console.print, soft_wrap=True)
+
+
+def code_of(config: Config) -> list[str]:
+    """Classes and programs of the user's own that a run would run."""
+    plain = effective_dict(config)
+    named = [str(table[key]) for table, key in named_plugins(plain)]
+    return list(dict.fromkeys([*named, *named_programs(plain)]))
 
 
 def _layer_times(plan: Plan) -> list[tuple[LatencyBackend, SchedulerTable]]:
@@ -171,9 +184,7 @@ def _latency_fact(replica: ReplicaPlan) -> str:
     backend = replica.latency.backend
     if backend != "roofline":
         return backend
-    kernels = kernels_of(replica.gpu)
-    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
-    return f"{backend} (GPU time +- {kernels.spread:g} %: {source})"
+    return f"{backend} ({kernels_told(replica.gpu)})"
 
 
 def _kv_facts(replica: ReplicaPlan) -> dict[str, str]:

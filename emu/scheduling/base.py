@@ -237,6 +237,8 @@ class ReplicaLimits:
     """True only if the workload has token ids or hashes at all; else blocks are just counted."""
     leap: bool
     kv_layout: KvLayout | None
+    state_bytes: int
+    """Of the states of a sequence, all layers and ranks."""
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     replica_id: int
     """The holder of what is taken from a queue of the whole cluster."""
@@ -252,6 +254,7 @@ class ReplicaLimits:
         "pipeline_stages",
         "prefix_caching",
         "replica_id",
+        "state_bytes",
     )
 
     def __init__(
@@ -263,6 +266,7 @@ class ReplicaLimits:
         prefix_caching: bool = False,
         leap: bool = True,
         kv_layout: KvLayout | None = None,
+        state_bytes: int = 0,
         replica_id: int = -1,
         *,
         hands_off: bool = False,
@@ -274,6 +278,7 @@ class ReplicaLimits:
         self.prefix_caching = prefix_caching
         self.leap = leap
         self.kv_layout = kv_layout
+        self.state_bytes = state_bytes
         self.replica_id = replica_id
         self.hands_off = hands_off
 

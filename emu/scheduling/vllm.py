@@ -952,5 +952,12 @@ def _pool(
             return brought
     if limits.kv_layout is not None:
         drafts = 0 if drafting is None else drafting.tokens
-        return GroupedPool(total, limits.kv_layout, prefix_caching=caches, draft_tokens=drafts)
+        return GroupedPool(
+            total,
+            limits.kv_layout,
+            prefix_caching=caches,
+            draft_tokens=drafts,
+            tiers=tiers,
+            state_bytes=limits.state_bytes,
+        )
     return BlockPool(total, size, tiers) if caches else CountingPool(total, size)

@@ -273,9 +273,13 @@ class FakeScheduler:
         """Blocks for KV that is to come."""
         return sum(r.prompt_tokens for r in requests)
 
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """There are blocks for all of them."""
+        return self.blocks_to_reserve(requests) <= self.blocks_total - self.blocks_used
+
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Blocks for all of them, or False."""
-        if self.blocks_to_reserve(requests) > self.blocks_total - self.blocks_used:
+        if not self.has_room(requests):
             return False
         self.reserved += requests
         return True

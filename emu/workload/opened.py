@@ -408,6 +408,7 @@ class _Asked(NamedTuple):
             seed=self.seed,
             sessions=table.turns == "all",
             think_s=table.think_s,
+            columns=table.columns,
             limit=table.limit,
         )
         source = open_source(opening, table.format)

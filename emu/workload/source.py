@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -30,6 +31,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """ShareGPT: whole conversations."""
     think_s: float = 0.0
     """ShareGPT: the mean pause before a question."""
+    columns: Mapping[str, str] = MappingProxyType({})
+    """CSV: meanings of columns by name (`workload.columns`)."""
     limit: int = 0
     """Lines that are used (0 = all): a hint of how much to read at once."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import subprocess
 import sys
@@ -43,6 +44,49 @@ def test_eight_threads_may_begin_their_first_runs_together(attempt: int, tmp_pat
     assert done.returncode == 0, done.stderr
     tables = [(tmp_path / str(index) / "requests.csv").read_bytes() for index in range(8)]
     assert tables == [tables[0]] * 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not os.environ.get("EMU_NIGHTLY"), reason="minutes: make nightly")
+def test_eight_threads_twenty_times(tmp_path: Path) -> None:
+    for attempt in range(20):
+        line = [sys.executable, "-c", RUNS, str(tmp_path / str(attempt))]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (attempt, done.stderr)
+
+
+STARTS = """
+import os, sys
+from pathlib import Path
+from emu.report.atomic import RunDirectory
+place, me, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for index in range(count):
+    one = RunDirectory(place / str(index % 7) / f"{me}-{index}")
+    (one.staging / "summary.json").write_text("{}")
+    (one.publish if index % 3 else one.discard)()
+"""
+
+
+def start_beside_each_other(place: Path, count: int) -> list[int]:
+    """Exit statuses of four processes that begin and end so many runs in the same directories."""
+    line = [sys.executable, "-c", STARTS, str(place)]
+    started = [subprocess.Popen([*line, str(me), str(count // 4)]) for me in range(4)]
+    return [process.wait() for process in started]
+
+
+@pytest.mark.slow
+def test_processes_start_beside_each_other(tmp_path: Path) -> None:
+    assert start_beside_each_other(tmp_path, 200) == [0] * 4
+    assert len(list(tmp_path.rglob("summary.json"))) == 4 * len([i for i in range(50) if i % 3])
+    assert list(tmp_path.rglob(".*")) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not os.environ.get("EMU_NIGHTLY"), reason="minutes: make nightly")
+def test_ten_thousand_starts_beside_each_other(tmp_path: Path) -> None:
+    assert start_beside_each_other(tmp_path, 10_000) == [0] * 4
 
 
 def test_one_thread_at_a_time_describes_a_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import emu
-from emu.apps.chaos.breaking import RATES, rates_of, strikes_of
+from emu.apps.chaos.breaking import (
+    OF_MACHINES,
+    RATES,
+    Campaign,
+    Strike,
+    rates_of,
+    strikes_of,
+)
+from emu.apps.shared.points import Base, Driver, point_pool, point_store
 from emu.cli import main
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
@@ -44,6 +53,8 @@ def test_the_worst_fault_is_that_of_all_single_faults(
     line += ["--rate", "link_down=0", "--rate", "straggler=0"]
     assert main(line) == 0
     shown = capsys.readouterr().out
+    assert (tmp_path / "out" / "worst" / "report.html").is_file()
+    assert emu.load(tmp_path / "out" / "worst").config["faults"][0]["kind"] == "node_crash"
     worst = tomllib.loads((tmp_path / "out" / "worst.toml").read_text())["faults"][0]
     base = tomllib.loads(OWN)
     targets = [("node_crash", "node", i) for i in range(2)]
@@ -86,3 +97,38 @@ def test_a_cluster_needs_objectives(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "slo: missing" in capsys.readouterr().err
     assert main(["chaos", "--slo"]) == 2
     assert "give the configuration" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["colocated", "disaggregated", "quickstart"])
+def test_shipped_clusters_break_where_all_single_faults_say(name: str, tmp_path: Path) -> None:
+    """Every replica, GPU and machine is struck by every kind, at the moments of the campaign."""
+    path = Path(__file__).parents[2] / "configs" / f"{name}.toml"
+    config = load_config(path, [])
+    plan = make_plan(config)
+    strikes = strikes_of(plan, RATES)
+    with point_pool(2, None) as pool:
+        driver = Driver(Base(path), {}, point_store(tmp_path), pool, "")
+        campaign = Campaign(driver, config, str(path), 2)
+        ranked = campaign.broken(strikes)
+        singles: dict[str, list[Strike]] = {strike.label: [] for strike in strikes}
+        for strike in strikes:
+            role = strike.label.split(" of a ")[1].removesuffix(" replica")
+            for replica in plan.replicas:
+                target = {"gpu": replica.gpus[0], "replica": replica.replica_id}
+                key = next(iter(strike.target))
+                if key in target and replica.role == role:
+                    one = {key: target[key]}
+                    singles[strike.label].append(Strike(strike.kind, one, strike.label, 1.0))
+        for machine in range(len(plan.topology.machines)):
+            roles = Counter(one.role for one in plan.replicas if one.machine == machine)
+            held = ", ".join(f"{count} {role}" for role, count in roles.items())
+            for kind in ("node_crash", "link_down"):
+                label = f"{kind} of a machine ({held})"
+                singles[label].append(Strike(kind, {"node": machine}, label, 1.0))
+        yearly = {}
+        for label, alike in singles.items():
+            missed = sum(one.missed for one in campaign.broken(alike))
+            gpus = 1 if alike[0].kind in OF_MACHINES else len(plan.replicas[0].gpus)
+            yearly[label] = missed * RATES[alike[0].kind] * gpus
+    assert ranked[0].strike.label == max(yearly, key=lambda label: yearly[label]), yearly

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emu.apps.chaos.copies import copies_of
 from emu.apps.chaos.resilience import Cost, resilience
 from emu.cli import main
+from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
 from tests.cluster.helpers import workload
@@ -100,3 +103,25 @@ def test_it_names_what_was_struck_and_what_found_nothing(tmp_path: Path) -> None
     cost = cost_of(tmp_path, faults)
     assert cost.targets == ["GPU 1 (replica 1)"]
     assert cost.missed == ["metrics_lost: there is no planner"]
+
+
+def test_copies_of_experts_buy_less_to_read_and_more_ranks_to_lose() -> None:
+    config = config_from_dict(
+        {
+            "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
+            "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 8, "nic_gbps": 400}],
+            "engine": {"all2all": "deepep", "redundant_experts": 16},
+            "replicas": [{"count": 8, "expert_parallel": 8, "data_parallel_group": "a"}],
+            "recovery": {"ep_fault": "mask", "ep_detect_s": 0.5, "ep_agree_s": 0.1},
+        }
+    )
+    ((name, rows),) = copies_of(make_plan(config))
+    assert name == "a"
+    assert [row.redundant for row in rows] == [0, 8, 16, 24, 64]
+    assert [row.is_configured for row in rows] == [False, False, True, False, False]
+    assert [row.spares for row in rows] == [0, 0, 1, 2, 4]  # of 8 to 16 slots a rank
+    assert rows[0].lost_mean == 8.0  # its 8 of 64
+    assert rows[0].still_s == rows[1].still_s == -1.0
+    assert all(one.lost_mean > other.lost_mean for one, other in pairwise(rows))
+    assert all(one.still_s >= other.still_s > 0.6 for one, other in pairwise(rows[2:]))
+    assert rows[1].gpu_bytes == 26 * 3 * 2048 * 1408 * 2  # one expert in 26 layers, bf16

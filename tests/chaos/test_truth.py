@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import emu.apps.chaos.trial as trial
@@ -320,3 +321,17 @@ def test_a_caller_without_a_row_is_found(asked: Judged) -> None:
     lines = [*written.lines, {"arrival_time_ns": 0, "input_toks": 5, "output_toks": 5}]
     found = truth_of(config, plan, records, written._replace(lines=lines)).problems
     assert "T7: request 4 of the workload has no row" in found
+
+
+def test_a_request_that_takes_the_watermark_is_found() -> None:
+    """The same history beside a scheduler that was to keep more blocks free."""
+    scheduler = {"policy": "sarathi", "num_blocks": 60, "watermark_blocks_fraction": 0.1}
+    lines = [{"arrival_time_ns": 0, "input_toks": 150, "output_toks": 8} for _ in range(8)]
+    config, plan, records, written = _judged({**LONG, "scheduler": scheduler}, lines)
+    assert truth_of(config, plan, records, written).judged["watermark"] > 1
+    replica = plan.replicas[0]
+    table = msgspec.structs.replace(replica.scheduler, watermark_blocks_fraction=0.5)
+    other = msgspec.structs.replace(replica, scheduler=table)
+    plan = msgspec.structs.replace(plan, replicas=(other,))
+    found = truth_of(config, plan, records, written).problems
+    assert any(line.endswith("blocks of 60, 30 stay free") for line in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,24 @@ def test_a_type_that_contradicts_the_name_is_refused_and_a_short_one_gets_its_lo
     assert "model.dtype: int4 contradicts the name 'Qwen/Qwen3-32B-FP8'" in capsys.readouterr().err
     assert main(["validate", str(path), "--set", "model.dtype=fp16"]) == 2
     assert 'did you mean "float16"?' in capsys.readouterr().err
+
+
+def test_validate_names_the_code_that_a_run_would_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('it ran')\n\n\nclass R:\n    pass\n")
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[[nodes]]\ngpu = "A100-SXM4-80GB"\n[[replicas]]\n[router]\npolicy = "./mine.py:R"\n'
+        "[workload.synthetic]\nrequests = 3\n"
+    )
+    assert main(["validate", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "code that a run would run" in out
+    assert "mine.py:R (not run here; --plugins imports it)" in out
+    assert main(["validate", str(path), "--json"]) == 0
+    (named,) = json.loads(capsys.readouterr().out)["code"]
+    assert named.endswith("mine.py:R")
 
 
 @pytest.mark.parametrize("name", ["quickstart", "disaggregated", "speculation"])

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from emu.cluster.backends import make_latency
+from benchmarks.wide_ep import Site, backend, decodes
 from tests.cluster.helpers import rows_of, run_config, summary_of
-from tests.latency.experts.cases import context, decodes
 
 GROUP: dict[str, Any] = {
     "model": {"name": "Qwen/Qwen3-Next-80B-A3B-Instruct", "max_model_tokens": 8192},
@@ -37,9 +36,8 @@ def test_leaps_do_not_show(tmp_path: Path, all2all: str) -> None:
 
 def test_experts_of_a_group_compute_the_tokens_of_all_members() -> None:
     """Each member's step has the exchange, and the rows of all members on a quarter of experts."""
-    model = "Qwen/Qwen3-Next-80B-A3B-Instruct"
-    shared = make_latency(context("colocated", 4, None, model=model))
-    alone = make_latency(context("colocated", 1, None, model=model))
+    site = Site(model="Qwen/Qwen3-Next-80B-A3B-Instruct")
+    shared, alone = (backend("colocated", ranks, None, site) for ranks in (4, 1))
     few, many = (shared.components_ns(decodes(count, 500)) for count in (64, 1024))
     assert few["collectives"] > 0
     assert alone.components_ns(decodes(64, 500))["collectives"] == 0

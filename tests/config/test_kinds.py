@@ -113,7 +113,9 @@ def other(item: inspect.Field) -> Any:
         return low / 2 if kind.le is not None and low * 1.5 > kind.le else low * 1.5 + 0.25
     if isinstance(kind, inspect.ListType):
         return [[0, 1], [1, 1]]
-    return {} if isinstance(kind, inspect.DictType) else "x"
+    if isinstance(kind, inspect.DictType):
+        return {"x": "x"} if isinstance(kind.value_type, inspect.StrType) else {}
+    return "x"
 
 
 def refusal(tables: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emu.catalogue.lookup import lookup_model
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import TensorrtLlmTable
@@ -15,11 +15,15 @@ from emu.engines.registry import engine_named, nearest_version
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.latency.base import BatchShape
+from emu.latency.coefficients import kernels_of
 from emu.latency.engine import is_captured, padded
+from emu.latency.kernels.operations import Ops
 from emu.latency.make_roofline import engine_steps
 from emu.runs.run_json import with_limits
 from emu.runs.runner import execute
 from emu.units import GIB
+
+TRTLLM, VLLM = engine_named("tensorrt-llm"), engine_named("vllm")
 
 
 def replica(ranks: int = 1, version: str = "", **scheduler: object) -> ReplicaPlan:
@@ -274,3 +278,15 @@ def test_a_run_with_leaps_is_one_without(
         found.append([(out / name).read_bytes() for name in names])
     assert found[0] == found[1]
     assert found[0][0].count(b"completed") == 100
+
+
+def test_static_scales_of_8_bits_cost_no_kernel() -> None:
+    gpu = lookup_gpu("H200-SXM-141GB")
+    llama = lookup_model("meta-llama/Llama-3.3-70B-Instruct")
+    rows, shape = 4, (2 * llama.ffn, llama.hidden)
+    ours = Ops(gpu, TRTLLM.kernels(TRTLLM.model).coefficients(gpu), 2)
+    vllms = Ops(gpu, VLLM.kernels(VLLM.model).coefficients(gpu), 2)
+    assert ours.gemm_s(rows, *shape, "fp8") < 0.95 * vllms.gemm_s(rows, *shape, "fp8")
+    # Per-tensor scales do not touch products that are scaled block by block.
+    plain = Ops(gpu, kernels_of(gpu, "tensorrt-llm"), 2)
+    assert ours.gemm_s(rows, *shape, "fp8_block") == plain.gemm_s(rows, *shape, "fp8_block")

@@ -189,7 +189,7 @@ class World(FakeWorld):
             {
                 "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 2, "count": machines}],
                 "replicas": [{"count": len(states)}],
-                "recovery": recovery if "replace" in recovery else {"restart_s": 1.0, **recovery},
+                "recovery": {"restart_s": 1.0, **recovery},
             }
         )
         self.topology = make_plan(self.config, "test").topology

@@ -288,6 +288,20 @@ def test_a_load_that_is_given_up_is_tried_again_but_not_for_ever() -> None:
     assert len(world.scaler.restored) == LOADS_MAX
 
 
+def test_it_is_tried_again_after_a_restart_where_crashes_alone_bring_nothing_back() -> None:
+    """`restart_s` was refused with `replace = false`, where it paces these loads all the same."""
+    world = World(S.PREFILL, replace=False, restart_s=2.0)
+    crash(world, 0, back_ns=0)
+    world.until(0.0)
+    replica = world.replicas[0]
+    replica.actor.tell(ev.Commanded(to=S.LOADING_PREFILL, writer="recovery", cause="test"))
+    replica.actor.tell(ev.LoadGivenUp(cause="test"))
+    world.until(1.9)
+    assert len(world.scaler.restored) == 1
+    world.until(2.0)
+    assert len(world.scaler.restored) == 2
+
+
 # --- draining ---------------------------------------------------------------------------------
 def test_a_load_that_was_given_up_is_not_tried_where_another_one_is_under_way() -> None:
     world = World(S.COLOCATED, S.COLOCATED)

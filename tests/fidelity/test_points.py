@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from emu.apps.fidelity.command import fidelity_command
+from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.board import groups_of, point_board
 from emu.apps.fidelity.points.cases import Job, configuration, emulate
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
@@ -16,7 +18,7 @@ from emu.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 
 HEADER = (
-    "id,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
+    "id,note,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
     "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,ttft_ms,tpot_ms"
 )
 COLUMNS = HEADER.split(",")
@@ -102,6 +104,20 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
     assert points[0].gpus == 6
 
 
+def test_the_name_of_a_run_counts_where_columns_count_ranks_twice(tmp_path: Path) -> None:
+    row = {"gpus": "16", "tp": "16", "ep": "4", "dp": "1", "note": "raw id says tp4 ep4"}
+    points, unread = read_points(table(tmp_path, row))
+    assert unread == []
+    (server,) = points[0].servers
+    assert (server.tensor_parallel, server.expert_parallel, server.gpus) == (4, 4, 4)
+
+
+def test_random_tokens_encode_slowly_and_a_language_does_not(tmp_path: Path) -> None:
+    points, _ = read_points(table(tmp_path, {}, {"id": "b", "source": "nvidia-aic-gap-analysis"}))
+    told = ["prompt_token_us" in configuration(Job(point)) for point in points]
+    assert told == [True, False]
+
+
 def test_a_sample_goes_in_turn_through_the_strata_and_depends_on_the_seed(tmp_path: Path) -> None:
     rows = [{"id": f"q{i}", "load_value": str(i)} for i in range(1, 9)]
     rows += [{"id": "l", "model": "meta-llama/Llama-3.1-8B"}]
@@ -150,6 +166,27 @@ def test_the_command_says_what_it_left_out(
     assert document["points"][0]["error_percent"].keys() == {"ttft_ms", "tpot_ms"}
     assert main(["fidelity", str(tmp_path), "-j", "1"]) == 0
     assert "1 points, 1 rows left out" in capsys.readouterr().out
+
+
+def test_each_engine_is_left_out_of_its_own_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"id": f"{engine}{gpu}", "engine": engine, "gpu": gpu, "version": ""}
+        for engine in ("vllm", "sglang")
+        for gpu in ("H100-SXM", "H200-SXM")
+    ]
+    table(tmp_path, *rows)
+    assert main(["fidelity", str(tmp_path), "--leave-out", "engine", "--json", "-j", "1"]) == 0
+    intervals = json.loads(capsys.readouterr().out)["intervals"]
+    assert {(one["group"], one["points"]) for one in intervals} == {("vllm", 2), ("sglang", 2)}
+    assert main(["fidelity", str(tmp_path), "--leave-out", "gpu", "-j", "1"]) == 0
+    assert "each of 2 GPUs left out" in capsys.readouterr().out
+
+
+def test_runs_know_no_engine_to_leave_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="engine is for point tables"):
+        fidelity_command(FidelityOptions(directory=tmp_path, leave_out="engine"))
 
 
 def test_a_table_without_a_usable_row_is_an_input_error(tmp_path: Path) -> None:

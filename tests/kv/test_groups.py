@@ -270,7 +270,7 @@ def test_a_moved_request_brings_what_its_windows_hold():
     pool = GroupedPool(100, gpt_oss_like(), prefix_caching=True)
     moved = request(1, 300)
     moved.computed_tokens = 300
-    count = pool.blocks_at(300)
+    count = pool.blocks_at(301)
     assert count == 19 + 9
     pool.hand_over(moved, count, pool.take(count))
     windows, full = pool.tables_of(moved)

@@ -107,3 +107,26 @@ def test_marlin_is_slower_with_prompts_and_faster_with_few_decodes() -> None:
 
     assert milliseconds(8000, 0, marlin_runs=True) > 1.2 * milliseconds(8000, 0, marlin_runs=False)
     assert milliseconds(0, 8, marlin_runs=True) < milliseconds(0, 8, marlin_runs=False)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200", "B200-SXM-180GB", "GB200", "B300-SXM-288GB"])
+def test_block_scaled_experts_of_twice_the_tokens_do_not_take_nearly_twice_as_long(
+    gpu: str,
+) -> None:
+    spec = lookup_gpu(gpu)
+    ops = Ops(spec, kernels_of(spec, "vllm"), 2)
+
+    def seconds(tokens: int, ffn: int) -> float:
+        return ops.experts_s(
+            tokens,
+            count=256,
+            per_token=8,
+            hidden=3072,
+            ffn=ffn,
+            matrices=3,
+            dtype="fp8_block",
+            ep=1,
+        )
+
+    for ffn in (384, 768):  # all weights are read from 64 tokens on
+        assert seconds(128, ffn) < 1.5 * seconds(64, ffn)

@@ -10,7 +10,7 @@ import pytest
 from emu.cluster.ending import StallGuard
 from emu.errors import Stalled
 from emu.migration import live
-from emu.replica import inbound
+from emu.replica import posted
 from tests.cluster.helpers import rows_of, run_config, summary_of
 
 
@@ -75,7 +75,7 @@ def test_time_without_progress_ends_the_run_with_a_story(
     """A request that is moved without end: neither Zeno nor deadlock, and no limit was set."""
     monkeypatch.setattr(live, "_lowers", lambda *_: True)
     monkeypatch.setattr(live.LiveMigrator, "_may_move", lambda *_, **__: True)
-    monkeypatch.setattr(inbound, "members_of", lambda _: ())  # it stops before its token is there
+    monkeypatch.setattr(posted, "members_of", lambda _: ())  # it stops before its token is there
     with pytest.raises(Stalled) as found:
         pair_of_decodes(tmp_path, limits={"stalled_s": 300.0})
     text = str(found.value)

@@ -240,6 +240,22 @@ def test_an_admission_that_reads_all_it_can_sees_no_leap(
     assert_leaps_do_not_show(tables, tmp_path)
 
 
+ENGINES: dict[str, dict[str, Any]] = {
+    "sglang": {"engine": {"name": "sglang"}, "scheduler": {"num_blocks": 19200}},
+    "tensorrt-llm": {"engine": {"name": "tensorrt-llm"}, "scheduler": {"num_blocks": 600}},
+    "windows": {"model": {"name": "openai/gpt-oss-20b"}},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_on_other_engines_and_models_with_windows_nothing_sees_a_leap(
+    name: str, tmp_path: Path
+) -> None:
+    router = {"policy": ReadsRouter, "admission": ReadsAdmission, "signal_delay_ms": 37.0}
+    tables = world(**ENGINES[name], replicas=SPLIT, router=router)
+    assert_leaps_do_not_show(tables, tmp_path)
+
+
 def test_a_placement_that_reads_all_it_can_sees_no_leap(tmp_path: Path) -> None:
     tables = world(replicas=SPLIT, router={"decode_policy": ReadsPlacement})
     assert_leaps_do_not_show(tables, tmp_path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
 import re
 import shutil
@@ -11,12 +14,12 @@ import pytest
 
 from emu.errors import InputError
 from emu.report.atomic import partial_name
-from emu.report.page.pages import asset
+from emu.report.page.pages import asset, live_page
 from emu.report.run_charts import run_charts, slowest_rows
 from emu.report.run_page import report_html, write_report
 from emu.report.rundata import read_run
 from emu.report.state_charts import gpu_steps, run_segments, segments
-from tests.browser import look_at
+from tests.browser import Browser, look_at
 from tests.report.fabricate import fabricate
 
 ALL_CHARTS = [
@@ -252,3 +255,32 @@ def test_a_browser_draws_every_chart_without_error(run: Path, tmp_path: Path, sc
     assert result["wide"] <= 1280
     assert result["tabs"] == len(ALL_CHARTS)
     assert result["back"] == {"dark": "rgb(20, 23, 27)", "light": "rgb(255, 255, 255)"}[scheme]
+
+
+def test_pages_let_a_browser_run_their_own_scripts_alone(run: Path) -> None:
+    for text in (write_report(run).read_text(), live_page({"token": ""})):
+        head, _, rest = text.partition("</head>")
+        policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', head)[0])
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        assert rules["default-src"] == "'none'"
+        scripts = re.findall(r"<script>(.*?)</script>", rest, re.DOTALL)
+        digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+        allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+        assert rules["script-src"].split() == allowed
+        assert len(scripts) == 2
+        assert not re.search(r"<[^>]* on\w+=", rest.replace(scripts[0], "").replace(scripts[1], ""))
+
+
+@pytest.mark.slow
+def test_a_script_that_got_into_a_page_does_not_run(
+    run: Path, tmp_path: Path, profile: Path
+) -> None:
+    foreign = (
+        "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
+    )
+    page = write_report(run).read_text().replace("<main>", f"<main>{foreign}")
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    with Browser(profile, file.as_uri()) as browser:
+        browser.wait_for("document.documentElement.dataset.drawn")
+        assert browser.evaluate("document.title") != "taken"

@@ -192,7 +192,8 @@ def test_stages_and_limits_of_a_batch_are_searched(tmp_path: Path) -> None:
         output=tmp_path,
     )
     shapes = {
-        (row.pipeline_parallel, row.limits.get("max_num_batched_tokens")) for row in answer.rows
+        (row.pipeline_parallel, row.limits.get("max_num_batched_tokens"))
+        for row in [*answer.rows, *answer.others]
     }
     ruled_out = " ".join(answer.refused)
     for stages in (1, 2):

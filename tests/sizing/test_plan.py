@@ -25,7 +25,7 @@ from emu.apps.shared.points import Base, Driver, point_pool, point_store
 from emu.cli import main
 from emu.errors import InputError
 
-GPUS_MAX = 5
+GPUS_MAX = 4
 KINDS = ("H100", "A100-SXM4-80GB", "L40S")
 
 
@@ -34,11 +34,13 @@ def asked(seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     return {
         "model": draw.choice(["meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"]),
-        "gpu": [f"{name}={draw.uniform(1, 4):.2f}" for name in draw.sample(KINDS, 2)],
+        "gpu": [
+            f"{name}={draw.uniform(1, 4):.2f}" for name in draw.sample(KINDS, 1 + (seed % 5 == 0))
+        ],
         "rate": round(draw.uniform(5, 60), 2),
         "prompt_tokens": f"median={draw.randint(200, 2000)},sigma=0.6,max=6000",
         "output_tokens": f"{draw.randint(5, 40)}-{draw.randint(50, 150)}",
-        "requests": 60,
+        "requests": 40,
         "ttft_p95": f"{draw.randint(80, 900)}ms",
         "tpot_p95": f"{draw.randint(12, 60)}ms",
     }
@@ -78,9 +80,10 @@ def cheapest_of_all(
 def test_the_answer_costs_what_the_cheapest_of_all_clusters_costs(
     seed: int, tmp_path: Path
 ) -> None:
-    """With the same seeds and draws, with one half and with 90 % (of ten)."""
+    """With the same seeds and draws (80 % of five: four of them)."""
     given = asked(seed) | {"tensor_parallel": (1, 2), "seeds": 1, "max_gpus": GPUS_MAX, "jobs": 1}
-    draws = 0 if seed % 3 == 0 else 10
+    given |= {"confidence": 0.8}
+    draws = 0 if seed % 3 == 0 else 5
     try:
         answer = emu.plan(**given, output=tmp_path, draws=draws)
         found = answer.rows[0].cost_per_h
@@ -89,7 +92,7 @@ def test_the_answer_costs_what_the_cheapest_of_all_clusters_costs(
         if " alone takes " in str(error):
             assert not (tmp_path / "base.toml").exists()
             return
-    expected = cheapest_of_all(given, tmp_path, draws, 9 if draws else 1)
+    expected = cheapest_of_all(given, tmp_path, draws, 4 if draws else 1)
     if expected is None or found is None:
         assert found == expected, f"{seed=}"
     else:

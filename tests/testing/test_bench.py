@@ -11,6 +11,7 @@ import pytest
 
 from emu.kernel.clock import PARK
 from emu.latency.linear import LinearBackend
+from emu.process import compiled
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.simple import Plan, SimpleScheduler
@@ -153,7 +154,8 @@ def test_a_replica_whose_time_stands_still_is_told() -> None:
 
 
 def test_fakes_are_refused_where_the_replica_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.testing.bench.build", lambda: "compiled")
+    built = compiled.Build(frozenset({"emu.replica.replica"}))
+    monkeypatch.setattr(compiled, "build", lambda: built)
     monkeypatch.setattr(Bench, "before_fakes", staticmethod(_refuse_compiled))
     with pytest.raises(TypeError, match="give the Bench a scheduler"):
         Bench(S.COLOCATED)

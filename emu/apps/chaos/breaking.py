@@ -22,8 +22,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from emu.apps.chaos.campaign import base_of
 from emu.apps.shared.points import Base, Driver, Point, Row, point_pool, point_store
 from emu.apps.shared.settings import settings_of
+from emu.apps.shared.watching import watching
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan
 from emu.config.load import load_config
 from emu.config.names import did_you_mean, toml_text
@@ -31,7 +33,9 @@ from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.console import open_console
 from emu.report.atomic import write_text
+from emu.report.run_page import write_report
 from emu.rng import rng_stream
+from emu.runs.runner import execute
 
 RATES: Final[Mapping[str, float]] = {
     "gpu_crash": 0.091,
@@ -213,35 +217,45 @@ def slo_command(
     config = load_config(path, overrides)
     plan = make_plan(config, str(path))
     strikes = strikes_of(plan, rates_of(rates))
+    if not strikes:
+        raise InputError("chaos", None, "--rate", "every rate is 0: nothing strikes")
     directory = output or Path("runs") / f"{path.stem}-faults"
-    with point_pool(processes, ray) as pool:
+    with watching("runs", wanted=not quiet) as watch, point_pool(processes, ray) as pool:
         driver = Driver(Base(path), settings_of(overrides), point_store(directory), pool, "")
+        driver.watch = watch
         campaign = Campaign(driver, config, str(path), moments)
+        driver.line = "single faults"
         ranked = campaign.broken(strikes)
+        driver.line = "a spare"
         spare = campaign.spare(config, ranked[0])
-    worst = _worst_text(path, ranked[0])
-    write_text(directory / WORST, worst)
+    # Its files are named from the root: the scenario lies elsewhere.
+    tables = base_of(load_config(path.absolute(), overrides))
+    scenario = _write_worst(directory, tables, path, ranked[0])
+    page = _write_page(scenario)
     if not quiet:
         _print(ranked, campaign, spare, open_console())
-        print(f"the worst: emu resilience {path} --set {_setting(ranked[0])!r}")
-        print(f"its table: {directory / WORST}")
+        print(f"the worst as a scenario: emu resilience {scenario}; its page: {page}")
     return 0
 
 
-def _setting(broken: Broken) -> str:
-    fault = fault_of(broken.strike, broken.at_s)
-    pairs = ", ".join(f"{key} = {_plain(value)}" for key, value in fault.items())
-    return f"faults=[{{{pairs}}}]"
-
-
-def _plain(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _worst_text(path: Path, broken: Broken) -> str:
-    """The fault as tables that are added to the configuration."""
+def _write_worst(directory: Path, tables: dict[str, Any], path: Path, broken: Broken) -> Path:
+    """The cluster with the fault at its worst moment as a configuration; its path."""
+    if tables.get("models"):
+        tables.pop("replicas", None)  # they share all GPUs; a file that has both is refused
+    tables |= {"faults": [fault_of(broken.strike, broken.at_s)], "output": {"dir": "worst"}}
     head = f"# {broken.strike.label}: the worst fault of {path.name} (emu chaos --slo)\n"
-    return head + toml_text({"faults": [fault_of(broken.strike, broken.at_s)]})
+    write_text(directory / WORST, head + toml_text(tables))
+    return directory / WORST
+
+
+def _write_page(scenario: Path) -> Path:
+    """Run the scenario; the page of the run, partial if it could not go on."""
+    config = load_config(scenario)
+    try:
+        execute(config, str(scenario), report=True)
+    except RunError:
+        return write_report(Path(config.output.dir))
+    return Path(config.output.dir) / "report.html"
 
 
 def _print(

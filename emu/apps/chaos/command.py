@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +21,12 @@ from emu.apps.chaos.totals_table import print_totals
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds.world import World
 from emu.config.load import config_from_dict, load_config
+from emu.config.names import read_input
+from emu.config.tomlfile import read_toml
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.log import Format, Level, Log, make_log
 from emu.process.console import open_console
+from emu.report.measurement import records
 from emu.units import NS_PER_S
 from emu.world import prepare
 
@@ -54,12 +55,12 @@ def seed_range(text: str) -> range:
 def read_world(path: Path) -> World:
     """A world that was written down (tests/corpus): its configuration and its lines."""
     load_config(path)  # every mistake is found here, with its line
-    tables = tomllib.loads(path.read_text())
+    tables = read_toml(path, str(path))[1]
     lines: list[dict[str, Any]] = []
     named = tables.get("workload", {}).get("path", "")
     if named and not Path(named).is_absolute():  # else it is the user's own, of any format
         source = path.parent / tables["workload"].pop("path")
-        lines = [json.loads(line) for line in source.read_text().splitlines() if line]
+        lines = [line for _, line in records(source, read_input(source))]
     return World(tables, lines, heals=False)
 
 
@@ -212,10 +213,7 @@ def _faults_of(path: Path, base: dict[str, Any]) -> list[dict[str, Any]]:
     The file is a configuration of its own, or has `[[faults]]` alone.
     """
     source = str(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raw = {}  # `load_config` says what is wrong
+    raw = read_toml(path, source)[1]
     is_alone = set(raw) == {"faults"}
     config = config_from_dict({**base, **raw}, source=source) if is_alone else load_config(path)
     tables = msgspec.to_builtins(config.faults)

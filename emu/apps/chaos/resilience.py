@@ -232,6 +232,11 @@ def resilience_command(path: Path, overrides: Sequence[str], output: Path | None
     else:
         with scratch("emu-resilience-") as directory:
             print_cost(*resilience(config, str(path), directory), console)
+    if config.recovery.ep_fault == "mask":
+        from emu.apps.chaos.copies import copies_of, copies_table
+
+        for name, rows in copies_of(make_plan(config, str(path))):
+            console.print(copies_table(name, rows))
     return 0
 
 

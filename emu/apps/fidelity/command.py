@@ -35,7 +35,8 @@ def fidelity_command(options: FidelityOptions) -> int:
     learns = bool(options.learn) or options.prior is not None
     needs_fit = bool(options.leave_out) or options.fit is not None
     points = None
-    if directory.is_dir() and not (needs_fit or learns) and tables_below(directory):
+    has_points = options.leave_out != "run" and options.fit is None and not learns
+    if has_points and directory.is_dir() and tables_below(directory):
         points = point_board(
             directory,
             sample=options.sample,
@@ -43,9 +44,13 @@ def fidelity_command(options: FidelityOptions) -> int:
             only=options.only,
             overrides=overrides,
             processes=options.processes,
+            leave_out=options.leave_out,
         )
-        if not has_runs(directory):
+        if options.leave_out == "engine" or not has_runs(directory):
             return tell(_told_points(points), options)
+    if options.leave_out == "engine":
+        problem = "engine is for point tables; runs are of one engine"
+        raise InputError(str(directory), None, "--leave-out", problem)
     runs, unread = _wanted(directory, options.only)
     if not runs:
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")

@@ -59,7 +59,7 @@ def find_inference_perf(directory: Path) -> list[MeasuredRun | Unread]:
         return []
     try:
         entries = json.loads(read_input(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise InputError(str(path), None, "", "expected a list of runs")
@@ -72,7 +72,6 @@ def _found(entry: dict[str, Any], source: str) -> MeasuredRun | Unread:
     """A run, or why it cannot be emulated: others of the file can."""
     try:
         run = _run(entry, source)
-        lookup_gpu(run.gpu, source, "gpu")
     except InputError as error:
         return Unread(str(entry.get("id", "without a name")), str(error))
     return run
@@ -90,11 +89,13 @@ def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
             }
             for name, errors in entry.get("peers_error_percent", {}).items()
         }
+        gpu = _GPUS.get(entry["gpu"], entry["gpu"])
+        lookup_gpu(gpu, source, "gpu")
         return MeasuredRun(
             reader=INFERENCE_PERF,
             run_id=entry["id"],
             engine=entry["engine"],
-            gpu=_GPUS.get(entry["gpu"], entry["gpu"]),
+            gpu=gpu,
             model=model.name,
             model_class="dense" if model.experts is None else "moe",
             tensor_parallel=entry["tensor_parallel"],
@@ -103,7 +104,9 @@ def _run(entry: dict[str, Any], source: str) -> MeasuredRun:
             details=entry,
         )
     except KeyError as error:
-        raise InputError(source, None, entry.get("id", ""), f"lacks {error}") from None
+        raise InputError(source, None, str(entry.get("id", "")), f"lacks {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(source, None, str(entry.get("id", "")), f"unusable: {error}") from None
 
 
 def _stage(entry: dict[str, Any], stage: dict[str, Any]) -> Stage:

@@ -18,9 +18,10 @@ class FidelityOptions(Settings, Jobs, Shown):
     directory: Annotated[Path, Argument("Where measured runs are (docs/fidelity.md).")]
     only: Annotated[Sequence[str], Option("Only runs with one of these words in their names.")] = ()
     leave_out: Annotated[
-        Literal["", "model", "gpu", "run"],
+        Literal["", "model", "gpu", "run", "engine"],
         Option(
             "Fit the engine's constants without each model, GPU or run in turn; judge them on it."
+            " Of point tables: state each model's, GPU's or engine's intervals from the others."
         ),
     ] = ""
     fit: Annotated[

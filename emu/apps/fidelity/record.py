@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +96,7 @@ def _dataset(directory: Path, meta: dict[str, Any]) -> Path | None:
     wanted = meta.get("dataset_hash")
     for folder in (here, *here.parents):
         path = folder / stated
-        if path.is_file() and (not wanted or _sha256(path) == wanted):
+        if os.path.isfile(path) and (not wanted or _sha256(path) == wanted):
             return path
     return None
 

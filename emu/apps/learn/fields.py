@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
-from emu.errors import InputError
+from emu.errors import InputError, shown
 
 ANCHOR_LIMIT_S: Final = 100_000.0
+TOKENS_MAX: Final = 2**31
+"""Of one request."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -56,15 +58,26 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 def number_of(source: str, line: int | None, holder: Any, key: str, field: str = "") -> float:
     """A finite number of an object. Raises InputError with its place."""
     value = holder.get(key) if isinstance(holder, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        problem = "missing" if value is None else f"expected a number, got {value!r}"
-        raise InputError(source, line, field or key, problem)
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
+        return float(value)
+    problem = "missing" if value is None else f"expected a number, got {shown(value)}"
+    raise InputError(source, line, field or key, problem)
 
 
 def count_of(source: str, line: int | None, value: Any, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
-        problem = "missing" if value is None else f"expected a number of tokens, got {value!r}"
+    """A number of tokens, at least 1. Raises InputError with its place."""
+    return _tokens(source, line, value, field, at_least=1)
+
+
+def cached_of(source: str, line: int | None, value: Any, field: str) -> int:
+    """Tokens that a cache had; 0 where nothing is said. Raises InputError with its place."""
+    return 0 if value is None else _tokens(source, line, value, field, at_least=0)
+
+
+def _tokens(source: str, line: int | None, value: Any, field: str, at_least: int) -> int:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not at_least <= value <= TOKENS_MAX:
+        problem = "missing" if value is None else f"expected a number of tokens, got {shown(value)}"
         raise InputError(source, line, field, problem)
     return int(value)
 

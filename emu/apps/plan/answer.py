@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from emu.apps.plan.costs import Costs
+from emu.apps.plan.day import Day
 from emu.apps.plan.doubt import Doubt
 from emu.apps.plan.survive import Fate
 from emu.report.grid import html_table
@@ -111,6 +112,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The best of each layout that costs more, with the engine as it is."""
     headroom: Headroom
     doubt: Doubt | None
+    day: Day | None
+    """Over a day's curve; None: not asked."""
+    rests_on: str
+    """What is known of the engine and the kernels of the best cluster: runs and tables, named."""
     survivor: Ranked | None
     """The cheapest that survives the loss that was asked about; None: not asked, or none."""
     survive: str

@@ -6,20 +6,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emu.apps.plan.answer import Bound
 from emu.apps.plan.options import PlanCommand
 from emu.apps.plan.plan import planned
-from emu.apps.plan.words import bounds_text, lines_of
+from emu.apps.plan.words import lines_of
 from emu.apps.shared.answer import Reply, progress, tell
-from emu.process.console import open_console
 
 
 def plan_command(options: PlanCommand) -> int:
     """Say what arithmetic knows, search, write the files, tell what was found."""
 
-    def say(bounds: list[Bound]) -> None:
+    def say(line: str) -> None:
         if not (options.quiet or options.as_json):
-            open_console().print(f"by arithmetic: {bounds_text(bounds)}", soft_wrap=True)
+            print(line, flush=True)
 
     with progress(options, "runs") as watch:
         answer = planned(options, watch, say)

@@ -1,4 +1,4 @@
-"""The best cluster as files: a runnable configuration, vLLM's flags, manifests.
+"""The best cluster as files (the survivor, where one was asked for): how to run and deploy it.
 
     cluster.toml        `emu run cluster.toml` repeats the run that the plan rests on
     vllm.txt            one `vllm serve` command for each role
@@ -30,8 +30,9 @@ from emu.report.atomic import write_text
 
 def write_answer(answer: Answer, directory: Path) -> list[Path]:
     """Write all files; their paths."""
+    chosen = answer.survivor or answer.rows[0]
     files = {
-        "cluster.toml": f"# {answer.rows[0].label}; found by emu plan.\n{toml_text(answer.config)}",
+        "cluster.toml": f"# {chosen.label}; found by emu plan.\n{toml_text(answer.config)}",
         "plan.json": msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n",
     }
     config = config_from_dict(answer.config)

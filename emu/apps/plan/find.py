@@ -23,10 +23,18 @@ import msgspec
 
 from emu.apps.plan.answer import Answer, Bound, Ranked, Reading
 from emu.apps.plan.costs import costs_of
+from emu.apps.plan.day import day_of
 from emu.apps.plan.doubt import Doubt, engine_part, interval_of, measure_of
 from emu.apps.plan.headroom import headroom
 from emu.apps.plan.intervals import intervals_of
-from emu.apps.plan.layouts import Candidate, Layout, guessed_cost, layouts_of
+from emu.apps.plan.layouts import (
+    HIGH,
+    LOW,
+    Candidate,
+    Layout,
+    guessed_cost,
+    layouts_of,
+)
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, SPAN
@@ -43,6 +51,7 @@ from emu.apps.plan.tables import (
 )
 from emu.apps.plan.traffic import SOURCE
 from emu.apps.plan.trials import Judge, Trials, search_all, search_scaled
+from emu.apps.plan.words import bounds_text
 from emu.apps.plan.worlds import Worlds
 from emu.apps.shared.points import Base, Driver, point_pool, point_store
 from emu.apps.shared.watching import Watch
@@ -50,6 +59,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.names import toml_text
 from emu.errors import InputError, RunError
+from emu.latency.coefficients import kernels_told
 from emu.options.shared import Workers
 from emu.report.atomic import write_text
 from emu.report.intervals import mean_of
@@ -59,10 +69,7 @@ from emu.workload.opened import open_workload
 NEAR: Final = 1.5
 """Layouts whose best cluster costs more than so many times the best of all, with the engine as it
 is, are not looked at further."""
-_LOW: Final = 0.8
-_HIGH: Final = 1.5
-"""Where clusters that meet lie, as parts of what arithmetic says."""
-Say = Callable[[list[Bound]], None]
+Say = Callable[[str], None]
 
 
 class Finding:
@@ -108,8 +115,8 @@ class Finding:
         bounds = []
         for kinds, layout in found.items():
             replicas = layout.guess[0] + layout.guess[1]
-            least = max(1, math.floor(_LOW * replicas)) * layout.replica_gpus
-            most = math.ceil(_HIGH * replicas) * layout.replica_gpus
+            least = max(1, math.floor(LOW * replicas)) * layout.replica_gpus
+            most = math.ceil(HIGH * replicas) * layout.replica_gpus
             bounds.append(Bound(gpu=kinds, label=layout.label, low=least, high=most))
         return bounds
 
@@ -123,12 +130,16 @@ class Finding:
             spans = Spans(min(spans.short_s, question.run_s), question.run_s, spans.residence_s)
         return spans
 
-    def search(self, trials: Trials) -> tuple[Judge, Judge | None]:
-        """Run the search; the judges with the confidence and with one half."""
+    def search(self, trials: Trials, say: Say) -> tuple[Judge, Judge | None]:
+        """Run the search; the judges with the confidence and with one half.
+
+        `say` hears the best cluster of each step as soon as it is known.
+        """
         question, worlds = self.question, self.worlds
         first = self.first
         starts = [(layout, layout.guess) for layout in self.layouts]
         search_all(trials, starts, first, span=NEAR)
+        _say_best(say, trials, first, "with the engine as it is, in short runs")
         if not worlds.drawn:
             judge = Judge(tuple(worlds.plain), len(worlds.plain), "every seed")
             self._near(trials, first, judge)
@@ -138,7 +149,9 @@ class Finding:
         needed = math.ceil(question.confidence * count - 1e-9)
         judge = Judge(tuple(worlds.drawn), needed, f"{100 * question.confidence:g} % of the draws")
         self._near(trials, first, half)
+        _say_best(say, trials, half, "with 50 %")
         self._near(trials, first, judge)
+        _say_best(say, trials, judge, f"with {100 * question.confidence:g} %")
         return judge, half
 
     def _near(self, trials: Trials, first: Judge, judge: Judge) -> None:
@@ -148,8 +161,7 @@ class Finding:
             starts.setdefault(one.layout, (one.prefill, one.decode))
         if not starts:  # short runs can be too hard: their beginning counts for more
             starts = {layout: layout.guess for layout in self.layouts}
-        # Survivors may come from a layout that is a little dearer without a spare.
-        span = NEAR if self.question.survive else 1.0
+        span = 1.0
         if self.question.systems != (NOT_SCALED,):
             span = SPAN
         search_all(trials, list(starts.items()), judge, span=span, at_once=1)
@@ -189,6 +201,17 @@ class Finding:
                 has_prices=self.question.has_prices,
             ),
         )
+
+    def rests_on(self, layout: Layout) -> str:
+        """The measured runs and kernels behind a layout's times, of each of its kinds of GPUs."""
+        told = []
+        for kind in layout.gpus:
+            known = self.worlds.known(layout, kind)
+            words = [f"engine {known.base}: {known.known.source}"] if known else []
+            if self.worlds.model is not None:
+                words.append(kernels_told(kind.spec))
+            told.append(f"{kind.name}: {'; '.join(words)}")
+        return " | ".join(told)
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -257,21 +280,29 @@ class Finding:
         )
 
 
+def print_nothing(line: str) -> None:
+    """What hears nothing."""
+
+
+def _say_best(say: Say, trials: Trials, judge: Judge, how: str) -> None:
+    best = next(iter(trials.good(judge)), None)
+    say(f"so far, {how}: {best.label if best else 'none'}")
+
+
 def find_cluster(
     question: Question,
     directory: Path,
     workers: Workers,
     watch: Watch | None = None,
-    say: Say | None = None,
+    say: Say = print_nothing,
 ) -> Answer:
     """Search. Raises InputError; RunError if no cluster meets; writes the store and engines alone.
 
-    `say` hears what arithmetic says, before any run.
+    `say` hears what arithmetic says, before any run, and what is known as the search goes on.
     """
     finding = Finding(question, directory)
     bounds = finding.bounds()
-    if say is not None:
-        say(bounds)
+    say(f"by arithmetic: {bounds_text(bounds)}")
     store = point_store(directory)
     write_text(directory / "base.toml", toml_text(finding.plain))
     with point_pool(workers.jobs, workers.ray) as pool:
@@ -279,7 +310,7 @@ def find_cluster(
         if watch is not None:
             driver.watch = watch
         trials = Trials(driver, question, finding.worlds, finding.loads)
-        judge, half = finding.search(trials)
+        judge, half = finding.search(trials, say)
         return _answered(finding, trials, driver, judge, half, bounds)
 
 
@@ -308,12 +339,17 @@ def _answered(
     rows = [finding.ranked(trials, one, judge) for one in shown.values()]
     driver.line = f"{best.label}: headroom"
     room = headroom(driver, question, worlds, best, finding.plain)
-    survivor, fates, of_best = _survivors(finding, trials, driver, judge, list(shown.values()))
+    day = None
+    if question.day:
+        driver.line = f"{best.label}: the day"
+        day = day_of(trials, best, judge, question.day)
+    others = _others(finding, trials, shown)
+    starts = [*shown.values(), *others]
+    survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
     chosen = survivor or best
     tables = checked_tables(finding.plain, question, chosen, worlds.spans)
     if len(question.seeds) == 1:
         rows[0] = _bootstrapped(rows[0], finding, best)
-    others = _others(finding, trials, shown)
     told = {*good, *others}
     refused = dict(finding.refused)
     for layout in finding.layouts:
@@ -335,6 +371,8 @@ def _answered(
         others=[finding.ranked(trials, one, finding.first) for one in others],
         headroom=room,
         doubt=finding.doubt(trials, best, judge, rows[0]),
+        day=day,
+        rests_on=finding.rests_on(best.layout),
         survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
         survive=question.survive,
         fates=fates,
@@ -348,7 +386,10 @@ def _answered(
 def _survivors(
     finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
 ) -> tuple[Candidate | None, list[Fate], list[Fate]]:
-    """(the survivor, its fates, those of the best cluster); nothing if none was asked for."""
+    """(the survivor, its fates, those of the best cluster); nothing if none was asked for.
+
+    `bests`: of each layout, of those that meet with the confidence first.
+    """
     question = finding.question
     statics = [one for one in bests if one.scaling is None]
     if not question.survive or not statics:

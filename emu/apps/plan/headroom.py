@@ -8,7 +8,7 @@ from typing import Any, Final
 from emu.apps.plan.answer import Headroom
 from emu.apps.plan.layouts import Candidate
 from emu.apps.plan.question import Question
-from emu.apps.plan.tables import traffic_at
+from emu.apps.plan.traffic import traffic_at
 from emu.apps.plan.worlds import World, Worlds
 from emu.apps.shared.points import Driver, Row, meets
 

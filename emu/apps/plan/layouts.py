@@ -117,6 +117,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """Colocated replicas where the layout is colocated; the least number where it scales."""
     decode: int
     scaling: Scaling | None = None
+    machines_min: int = 1
+    """Replicas lie on so many machines at least, of each kind of GPU."""
 
     @property
     def replicas(self) -> int:
@@ -178,7 +180,10 @@ class Candidate(msgspec.Struct, frozen=True):
             counts = [self.prefill, self.decode]
         if each > gpus_per_node:
             return [count * ceil_div(each, gpus_per_node) for count in counts]
-        return [ceil_div(count, max(1, gpus_per_node // each)) for count in counts]
+        return [
+            max(ceil_div(count, max(1, gpus_per_node // each)), min(self.machines_min, count))
+            for count in counts
+        ]
 
     def values(self, gpus_per_node: int, settings: Mapping[str, Any] | None = None) -> Values:
         """The keys of a configuration that make this cluster.
@@ -280,15 +285,26 @@ def layouts_of(
                     refused.append((layout.label, why))
                 else:
                     found.append(layout)
-    # Colocated first: their search is short, and its answer bounds the search over splits.
-    found.sort(key=lambda layout: (MODES.index(layout.mode), guessed_cost(layout)))
+    # The cheapest by arithmetic first: its answer bounds the search over the others.
+    found.sort(key=lambda layout: (guessed_cost(layout), MODES.index(layout.mode)))
     return found, refused
+
+
+LOW: Final = 0.8
+HIGH: Final = 1.5
+"""Where clusters that meet lie, as parts of what arithmetic says."""
 
 
 def guessed_cost(layout: Layout) -> float:
     """Per hour, by arithmetic."""
     first, second = layout.prices
     return layout.guess[0] * first + (layout.guess[1] * second if layout.mode == MODES[1] else 0)
+
+
+def least_cost(layout: Layout) -> float:
+    """Per hour, of the fewest replicas that meet by arithmetic: a part LOW of the guess."""
+    counts = [max(1, math.floor(LOW * count)) if count else 0 for count in layout.guess]
+    return sum(count * price for count, price in zip(counts, layout.prices, strict=True))
 
 
 def _paced(layout: Layout, question: Question, loads: Loads, paces: PaceOf) -> tuple[Layout, str]:
@@ -333,12 +349,12 @@ def _obstacle(
     tensor_parallel, pipeline_parallel = degrees
     if pipeline_parallel > model.layers:
         return f"{model.layers} layers make no {pipeline_parallel} stages"
-    if pipeline_parallel > 1 and model.special_layers:
-        return "emu does not split unlike layers over stages"
     if model.heads % tensor_parallel:
         return f"{model.heads} attention heads cannot be shared by {tensor_parallel} GPUs"
     if tensor_parallel > question.gpus_per_node:
         return f"a machine has {question.gpus_per_node} GPUs"
+    if tensor_parallel * pipeline_parallel > question.gpus_max:
+        return f"a replica needs more GPUs than --max-gpus {question.gpus_max}"
     if gpu.count_max and tensor_parallel * pipeline_parallel > gpu.count_max:
         return f"there are {gpu.count_max} GPUs"
     try:

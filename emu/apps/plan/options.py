@@ -73,13 +73,23 @@ class PlanOptions(Model, Traffic, Workers):
     max_num_seqs: Annotated[
         Sequence[int], Option("Running requests of a replica to try [as configured].", at_least=1)
     ] = ()
+    day: Annotated[
+        str,
+        Option(
+            "A day's curve, from hour: rate; the largest is --rate. What each hour needs, what to"
+            " reserve: 0=5,8=40,20=20.",
+            metavar="HOUR=RATE,...",
+        ),
+    ] = ""
     mix: Annotated[
         bool, Option("Prefill and decode replicas may have different kinds of GPUs.")
     ] = False
     confidence: Annotated[
-        float,
-        Option("Part of the draws that must meet every objective.", at_least=0.05, at_most=1.0),
-    ] = 0.9
+        float | None,
+        Option(
+            "Part of the draws that must meet every objective [0.9].", at_least=0.05, at_most=1.0
+        ),
+    ] = None
     draws: Annotated[
         int,
         Option(
@@ -97,8 +107,8 @@ class PlanOptions(Model, Traffic, Workers):
     duration: Annotated[
         str | None,
         Option(
-            "Arrivals of the runs that the answer rests on, such as 300s; without it by the time"
-            " that requests stay, with --requests by their number.",
+            "Arrivals of the runs that the answer rests on, such as 300s or 10m; without it by the"
+            " time that requests stay, with --requests by their number.",
             metavar=DURATION,
         ),
     ] = None
@@ -118,11 +128,11 @@ class PlanOptions(Model, Traffic, Workers):
     ] = ()
     away: Annotated[
         str | None,
-        Option("What is lost is back after so long; without it, never.", metavar=DURATION),
+        Option("What is lost is back after so long (10m); without it, never.", metavar=DURATION),
     ] = None
     zones: Annotated[
-        int, Option("Zones that machines are dealt over (--survive zone).", at_least=2)
-    ] = 3
+        int | None, Option("Zones that machines are dealt over (--survive zone) [3].", at_least=2)
+    ] = None
     max_gpus: Annotated[int, Option("Largest cluster to try.", at_least=1)] = 256
     gpus_per_node: Annotated[int, Option("GPUs of a machine.", at_least=1)] = 8
     output: Annotated[str | Path, output("Directory for the answer and the store of runs.")] = Path(

@@ -11,6 +11,7 @@ import numpy as np
 
 from emu.apps.plan.answer import Answer, Ranked, Reading
 from emu.apps.plan.costs import costs_told
+from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
 from emu.apps.plan.words import bounds_text, headroom_text, refused_kinds, survivor_lines
 from emu.report.atomic import write_text
@@ -61,20 +62,24 @@ def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
     tiles = []
     if best.of:
         sure = f"met in {best.met} of {best.of} draws"
-        tiles.append((f"meets with {100 * answer.confidence:g} %", f"{best.gpus} GPUs", sure))
+        tiles.append((f"meets with {100 * answer.confidence:g} %", _gpus_text(best), sure))
     else:
-        tiles.append(("meets, engine as it is", f"{best.gpus} GPUs", "no draws"))
+        tiles.append(("meets, engine as it is", _gpus_text(best), "no draws"))
     if answer.median is not None:
         row = answer.median
-        tiles.append(("meets with 50 %", f"{row.gpus} GPUs", row.label))
+        tiles.append(("meets with 50 %", _gpus_text(row), row.label))
     if answer.survivor is not None:
         row = answer.survivor
-        tiles.append((f"survives a lost {answer.survive}", f"{row.gpus} GPUs", row.label))
+        tiles.append((f"survives a lost {answer.survive}", _gpus_text(row), row.label))
     if answer.has_prices:
         tiles.append(("price", f"{best.cost_per_h:,.2f} $/h", f"{best.costs.per_year:,.0f} a year"))
     room = answer.headroom
     tiles.append(("headroom", f"{100 * (room.factor - 1):.0f} %", "engine as it is"))
     return tiles
+
+
+def _gpus_text(row: Ranked) -> str:
+    return f"{row.gpus} GPU{'s' if row.gpus != 1 else ''}"
 
 
 def _lines(answer: Answer) -> list[str]:
@@ -83,6 +88,10 @@ def _lines(answer: Answer) -> list[str]:
         lines.append(f"Cost: {'; '.join(costs_told(answer.rows[0].costs))}.")
     if answer.doubt is not None:
         lines.append(f"How sure: {doubt_told(answer.doubt)}.")
+    if answer.day is not None:
+        told = day_lines(answer.day, has_prices=answer.has_prices)
+        lines += [f"{line[0].upper()}{line[1:]}." for line in told]
+    lines.append(f"Rests on {answer.rests_on}.")
     lines.append(f"By arithmetic, before any run: {bounds_text(answer.bounds)}.")
     return lines
 
@@ -113,7 +122,7 @@ def _reading_text(reading: Reading) -> str:
     if reading.low_ms is not None and reading.high_ms is not None:
         text += f" [{number(reading.low_ms)}, {number(reading.high_ms)}]"
     if reading.drawn_low_ms is not None and reading.drawn_high_ms is not None:
-        text += f"; {number(reading.drawn_low_ms)} to {number(reading.drawn_high_ms)}"
+        text += f"; drawn {number(reading.drawn_low_ms)} to {number(reading.drawn_high_ms)}"
     return text
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from emu.apps.plan.answer import Answer
+from emu.apps.plan.day import curve_of
 from emu.apps.plan.files import write_answer
-from emu.apps.plan.find import Say, find_cluster
+from emu.apps.plan.find import Say, find_cluster, print_nothing
 from emu.apps.plan.layouts import MODES
 from emu.apps.plan.options import PlanOptions
 from emu.apps.plan.page import write_page
@@ -31,6 +32,8 @@ from emu.errors import InputError
 from emu.options.declare import takes
 
 TENSOR_PARALLEL: Final = (1, 2, 4, 8)
+CONFIDENCE: Final = 0.9
+ZONES: Final = 3
 _CHOSEN: Final = ("replicas", "nodes.0.gpu", "nodes.0.count", "model.dtype", "seed")
 _CHOSEN_TO_SCALE: Final = ("autoscale.preset", "autoscale.min_", "autoscale.max_")
 """Keys (their beginnings) that the plan chooses."""
@@ -51,9 +54,9 @@ def plan(options: PlanOptions) -> Answer:
     return planned(options)
 
 
-def planned(options: PlanOptions, watch: Watch | None = None, say: Say | None = None) -> Answer:
-    """The answer to what the options ask; its files are written. `say` hears what arithmetic
-    says, before any run."""
+def planned(options: PlanOptions, watch: Watch | None = None, say: Say = print_nothing) -> Answer:
+    """The answer to what the options ask; its files are written. `say` hears what is known before
+    the end."""
     directory = Path(options.output)
     answer = find_cluster(question_of(options), directory, options, watch, say)
     write_answer(answer, directory)
@@ -72,7 +75,9 @@ def question_of(options: PlanOptions) -> Question:
     gpus, has_prices = gpu_kinds(options.kinds)
     table = traffic(options)
     systems = _words(options.autoscale, (NOT_SCALED, *SYSTEMS), (NOT_SCALED,), "--autoscale")
+    modes = _words(options.mode, MODES, MODES, "--mode")
     settings, scaling = _settings(options, systems)
+    _check_together(options, systems, modes)
     return Question(
         model=options.model,
         hf_config=str(options.hf_config),
@@ -85,18 +90,19 @@ def question_of(options: PlanOptions) -> Question:
         pipeline_parallel=_numbers(options.pipeline_parallel) or (1,),
         batch_tokens=_numbers(options.max_num_batched_tokens) or (0,),
         batch_requests=_numbers(options.max_num_seqs) or (0,),
-        modes=_words(options.mode, MODES, MODES, "--mode"),
+        modes=modes,
         dtypes=_words(options.dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(options.seeds, is_trace="path" in table),
+        day=curve_of(options.day, options.rate),
         mixes=_mixes(options, gpus),
-        confidence=options.confidence,
+        confidence=CONFIDENCE if options.confidence is None else options.confidence,
         draws=options.draws,
         run_s=0.0
         if options.duration is None
         else duration_ms(options.duration, "--duration") / 1e3,
         has_count=bool(options.requests) or "path" in table,
         survive=_word(options.survive, LOSSES, "--survive"),
-        zones=options.zones,
+        zones=options.zones or ZONES,
         away_s=0.0 if options.away is None else duration_ms(options.away, "--away") / 1e3,
         during=objectives_during(options.during) or tuple(given),
         gpus_max=options.max_gpus,
@@ -105,6 +111,33 @@ def question_of(options: PlanOptions) -> Question:
         systems=systems,
         scaling=scaling,
     )
+
+
+def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequence[str]) -> None:
+    """Options that have no effect without another, or beside it. Raises InputError."""
+    for name, value in (
+        ("--during", options.during),
+        ("--away", options.away),
+        ("--zones", options.zones),
+    ):
+        if value and not options.survive:
+            raise wrong(name, "goes with --survive replica, machine, rank or zone")
+    if options.zones and options.survive != "zone":
+        raise wrong("--zones", f"goes with --survive zone, not with {options.survive}")
+    if options.survive and NOT_SCALED not in systems:
+        raise wrong("--survive", "is for clusters that do not scale: add --autoscale none")
+    if options.day and systems != (NOT_SCALED,):
+        raise wrong("--day", "is for clusters whose hours are known; leave out --autoscale")
+    if options.confidence is not None and not options.draws:
+        raise wrong("--confidence", "is a part of the draws: needs --draws above 0")
+    if options.duration is not None and options.workload:
+        raise wrong("--duration", "goes with made traffic; a trace is as long as it is")
+    if options.duration is not None and options.requests:
+        raise wrong("--duration", "cannot be given together with --requests: both are the length")
+    for system in systems:
+        if system != NOT_SCALED and SYSTEMS[system] not in modes:
+            scaled = SYSTEMS[system]
+            raise wrong("--autoscale", f"{system} scales {scaled} replicas; add --mode {scaled}")
 
 
 def _settings(

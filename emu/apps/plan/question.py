@@ -25,7 +25,7 @@ METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2e
 """Metric of an option -> its name in summary.json."""
 STATISTICS: Final[Mapping[str, str]] = {"p50": "median", "p95": "p95", "p99": "p99"}
 OBJECTIVES: Final = tuple(f"{metric}_{at}" for metric in METRICS for at in STATISTICS)
-_UNITS_MS: Final[Mapping[str, float]] = {"ms": 1.0, "s": 1000.0}
+_UNITS_MS: Final[Mapping[str, float]] = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
 
 
 class GpuKind(msgspec.Struct, frozen=True):
@@ -97,6 +97,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Presets of [autoscale] to try; "none" = a cluster that does not scale."""
     scaling: dict[str, Any] = {}
     """Overrides of every configuration that scales (dotted keys)."""
+    day: tuple[tuple[float, float], ...] = ()
+    """(hour, requests per second) of a day's curve."""
     mixes: bool = False
     """Prefill and decode may have different kinds of GPUs."""
     confidence: float = 0.9
@@ -175,11 +177,11 @@ def objectives_during(texts: Sequence[str]) -> tuple[Objective, ...]:
 
 
 def duration_ms(text: str | float, option: str) -> float:
-    """`500ms` or `0.5s`, in ms; a bare number is refused. Raises InputError."""
+    """`500ms`, `0.5s` or `10m`, in ms; a bare number is refused. Raises InputError."""
     given = str(text).strip()
-    unit = "ms" if given.endswith("ms") else "s" if given.endswith("s") else ""
+    unit = next((one for one in _UNITS_MS if given.endswith(one)), "")
     if not unit:
-        raise wrong(option, f"{given!r} needs a unit: 500ms or 0.5s")
+        raise wrong(option, f"{given!r} needs a unit: 500ms, 0.5s or 10m")
     value = _positive(given.removesuffix(unit), option, f"duration {given!r}")
     return value * _UNITS_MS[unit]
 

@@ -16,7 +16,7 @@ import msgspec
 from emu.apps.plan.pace import Loads, Pace, step_limit_ms
 from emu.apps.plan.question import Objective
 
-SHORT: Final = 5.0
+SHORT: Final = 3.0
 LONG: Final = 20.0
 """Mean residences."""
 _SHORT_MIN_S: Final = 20.0

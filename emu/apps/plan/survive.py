@@ -8,7 +8,8 @@ survives if
   those that arrive from then on meet the objectives.
 
 Both are looked at for every kind of single loss: machines and zones that hold as many replicas of
-each role are alike. Clusters are tried in the order of their cost, the spare included.
+each role are alike. Clusters are tried in the order of their cost, the spare included. They lie on
+two machines at least (in as many as there are zones), even where one would hold all replicas.
 """
 
 from __future__ import annotations
@@ -177,16 +178,24 @@ class Survival:
                 return False
             left.append(Candidate(candidate.layout, prefill, decode))
         if self._question.away_s:  # it is back before long: the run with the loss judges
-            return True
+            left = [candidate]
         return all(
             self._trials.answer([Asked((one,))], self._judge)[0][0] for one in dict.fromkeys(left)
         )
+
+    def _apart(self, candidate: Candidate) -> Candidate:
+        """The same on so many machines that one loss cannot take all."""
+        question = self._question
+        needed = {"machine": 2, "zone": question.zones}.get(question.survive, 1)
+        if min(candidate.machines(question.gpus_per_node)) >= needed:
+            return candidate
+        return msgspec.structs.replace(candidate, machines_min=needed)
 
     def _upwards(self, start: Candidate) -> Iterator[Candidate]:
         """Clusters of a layout by their cost, from the best one without a spare."""
         most = int(_COST_SPAN * start.replicas) + self._question.gpus_per_node
         found = [
-            Candidate(start.layout, prefill, decode)
+            self._apart(Candidate(start.layout, prefill, decode))
             for prefill in range(start.prefill, most + 1)
             for decode in (range(start.decode, most + 1) if start.decode else (0,))
             if prefill + decode <= most

@@ -100,15 +100,6 @@ def loads_of(workload: Workload, question: Question, rate: float) -> Loads:
     return Loads(prompts, outputs, rate, span_s, not is_plain)
 
 
-def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """The keys that make the traffic `factor` times as dense; none at 1, the run of the search."""
-    if factor == 1.0:
-        return {}
-    if "path" in plain["workload"]:
-        return {"workload.time_scale": plain["workload"].get("time_scale", 1.0) / factor}
-    return {"workload.synthetic.arrivals.rate_per_s": rate * factor}
-
-
 def checked_tables(
     plain: dict[str, Any], question: Question, best: Candidate, spans: Spans
 ) -> dict[str, Any]:

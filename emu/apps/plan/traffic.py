@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from emu.config.presets import WORKLOADS
 from emu.errors import InputError
 from emu.options.shared import Traffic
-
-if TYPE_CHECKING:
-    pass
-
+from emu.workload.formats.csv_named import columns_of
 
 SOURCE: Final = "plan"
 
@@ -70,8 +67,14 @@ def traffic(options: Traffic) -> dict[str, Any]:
     if options.workload:
         if given:
             raise wrong(given[0], "a --workload file has its own lengths")
-        limit = {"limit": options.requests} if options.requests else {}
-        return {"path": str(options.workload), **limit}
+        table: dict[str, Any] = {"path": str(options.workload)}
+        if options.requests:
+            table["limit"] = options.requests
+        if options.columns:
+            table["columns"] = columns_of(options.columns)
+        return table
+    if options.columns:
+        raise wrong("--columns", "names columns of a --workload FILE")
     if not options.rate:
         raise wrong("--rate", "give requests per second, or a --workload file that has them")
     service: Mapping[str, Any]
@@ -96,3 +99,12 @@ def traffic(options: Traffic) -> dict[str, Any]:
         **{key: dict(part) if isinstance(part, Mapping) else part for key, part in service.items()},
     }
     return {"synthetic": synthetic}
+
+
+def traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """The keys that make the traffic `factor` times as dense; none at 1, the run of the search."""
+    if factor == 1.0:
+        return {}
+    if "path" in plain["workload"]:
+        return {"workload.time_scale": plain["workload"].get("time_scale", 1.0) / factor}
+    return {"workload.synthetic.arrivals.rate_per_s": rate * factor}

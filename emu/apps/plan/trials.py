@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from emu.apps.plan.layouts import Candidate, Layout
+from emu.apps.plan.layouts import Candidate, Layout, least_cost
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, scaled
@@ -25,6 +25,7 @@ LAYOUTS_AT_ONCE: Final = 4
 """Searches that go on at the same time. Fixed: the rows do not depend on the workers."""
 _EPSILON: Final = 1e-9
 NOT_AS_CHEAP: Final = "no cluster as cheap as the best meets the objectives"
+TOO_DEAR: Final = "by arithmetic too dear beside the best, so not run"
 
 
 class Judge(msgspec.Struct, frozen=True):
@@ -48,6 +49,9 @@ class Trials:
         self.rows: dict[tuple[Candidate, World], Row] = {}
         self.not_scaled: list[tuple[str, str]] = []
         """Layouts that were tried with autoscaling in vain, and why."""
+        self.dear: set[Layout] = set()
+        """Layouts that were not run, as arithmetic says that they cost too much beside a cluster
+        that meets."""
         self._best: dict[Judge, tuple[int, float]] = {}
         """Cost of the best cluster, and how many rows it was taken from."""
         self._orders: dict[Layout, dict[World, float]] = {}
@@ -238,7 +242,7 @@ class Trials:
         for (candidate, _), row in self.rows.items():
             if candidate.layout == layout and row.result.error:
                 return row.result.error
-        return NOT_AS_CHEAP
+        return TOO_DEAR if layout in self.dear else NOT_AS_CHEAP
 
 
 def search_all(
@@ -253,12 +257,12 @@ def search_all(
     follow: clusters that cost more than `span` times as much are not looked for."""
     waiting = list(starts)
     while waiting:
-        modes = [layout.mode for layout, _ in waiting]
-        # Splits begin when all colocated layouts are done: their limit is then known.
-        width = min(at_once, next((i for i, m in enumerate(modes) if m != modes[0]), len(modes)))
-        now, waiting = waiting[:width], waiting[width:]
+        now, waiting = waiting[:at_once], waiting[at_once:]
         active: list[tuple[Search, Asked]] = []
         for layout, start in now:
+            if least_cost(layout) > span * trials.best_cost(judge):
+                trials.dear.add(layout)
+                continue
             search = search_of(
                 layout, start, lambda: span * trials.best_cost(judge), trials.replicas_max(layout)
             )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from emu.apps.plan.answer import Answer, Bound, Headroom, Ranked
 from emu.apps.plan.costs import costs_told
+from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
 from emu.apps.plan.survive import Fate
 from emu.report.table import number
+
+_LAYOUTS_SHOWN: Final = 4
+"""In a line of the terminal."""
 
 
 def bounds_text(bounds: list[Bound]) -> str:
@@ -30,9 +37,18 @@ def lines_of(answer: Answer) -> list[str]:
     lines.append(f"headroom: {headroom_text(answer.headroom)}")
     if answer.doubt is not None:
         lines.append(doubt_told(answer.doubt))
+    if answer.day is not None:
+        lines += day_lines(answer.day, has_prices=answer.has_prices)
     lines += survivor_lines(answer)
-    lines += [f"ruled out: {', '.join(kinds)}: {why}" for why, kinds in refused_kinds(answer)]
+    lines.append(f"rests on {answer.rests_on}")
+    lines += [f"ruled out: {_some(kinds)}: {why}" for why, kinds in refused_kinds(answer)]
     return lines
+
+
+def _some(layouts: list[str]) -> str:
+    """The first ones, and how many more (the page has all)."""
+    more = len(layouts) - _LAYOUTS_SHOWN
+    return ", ".join(layouts[:_LAYOUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def sure_text(row: Ranked) -> str:
@@ -74,7 +90,10 @@ def survivor_lines(answer: Answer) -> list[str]:
 
 def fate_text(fate: Fate) -> str:
     """`machine 0 (2P+1D): TTFT p95 31,000 ms, ..., misses`."""
-    figures = ", ".join(f"{label} {number(ms)} ms" for label, ms in fate.figures_ms.items())
+    figures = ", ".join(
+        f"{label} {number(ms)} ms" for label, ms in fate.figures_ms.items() if math.isfinite(ms)
+    )
+    figures = figures or "no request is served after it"
     lost = f", {fate.unserved} requests not served" if fate.unserved else ""
     return f"{fate.loss}: {figures}{lost}, {'meets' if fate.is_met else 'misses'}"
 

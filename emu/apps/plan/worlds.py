@@ -22,7 +22,7 @@ from emu.apps.plan.layouts import Candidate, Layout
 from emu.apps.plan.pace import Pace, pace_of
 from emu.apps.plan.question import GpuKind, Question
 from emu.apps.plan.spans import Spans
-from emu.apps.plan.traffic import SOURCE
+from emu.apps.plan.traffic import SOURCE, traffic_at
 from emu.apps.shared.engines import KnownEngine, known_engines
 from emu.apps.shared.points import Point
 from emu.catalogue.model import ModelSpec
@@ -49,6 +49,8 @@ class World(msgspec.Struct, frozen=True):
     seed: int
     is_short: bool = False
     """The run is one of the search's, shorter than those of an answer."""
+    factor: float = 1.0
+    """Of the rate: an hour of the day that has less traffic."""
 
 
 class Worlds:
@@ -122,6 +124,7 @@ class Worlds:
         seconds = self.spans.short_s if world.is_short else self.spans.long_s
         if seconds:
             values["workload.synthetic.duration_s"] = seconds
+        values |= traffic_at(world.factor, self._plain, self.rate_per_s)
         return Point(values | (more or {}), world.seed)
 
     def harshness(self, layout: Layout, world: World, prompt_tokens: int) -> float:

@@ -386,10 +386,11 @@ class LiveCluster(Observer):
         """
         receiver = destination.replica_id
         plan = self.plan.replicas[receiver]
-        ranks, page = len(destination.gpus), plan.scheduler.block_size
+        ranks, page = len(destination.gpus), plan.page_tokens
         is_latent = plan.model.latent is not None
         regions = (1 if is_latent else 2) * plan.model.layers / plan.pipeline_parallel
-        whole_bytes = kv_bytes(batch.requests, page, plan.kv_bytes_per_token)
+        token_bytes, state_bytes = plan.kv_bytes_per_token, plan.state_bytes
+        whole_bytes = kv_bytes(batch.requests, page, token_bytes, state_bytes)
         share = batch.kv_bytes / whole_bytes  # a split batch travels in two halves
         for observer in self.observers:
             observer.on_transfer(source, destination, batch.kv_bytes)
@@ -403,7 +404,7 @@ class LiveCluster(Observer):
             if request.migrations:
                 self._end_fetching(request, receiver)
         for request in batch.requests:
-            size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
+            size_bytes = share * kv_bytes([request], page, token_bytes, state_bytes)
             pieces = round(share * regions * kv_blocks(request, page))
             for stats in self._sinks[receiver]:
                 stats.transfer.add((ended_ns - batch.started_ns) / NS_PER_S, ranks)

@@ -18,6 +18,6 @@ def settings_of(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError("--set", None, text, "expected KEY=VALUE")
         try:
             settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             settings[key.strip()] = value.strip()
     return settings

@@ -14,7 +14,6 @@ path = "bursts.csv"
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ from msgspec import Meta
 from emu.config.names import unknown_key
 from emu.config.places import line_of, locate
 from emu.config.schema import doc
+from emu.config.tomlfile import read_toml
 from emu.errors import InputError
 from emu.process.prepared import prepared
 
@@ -66,13 +66,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 def load_study(path: Path) -> StudyFile:
     """Read a study. Raises InputError."""
     source = str(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        raw = tomllib.loads(text)
-    except OSError as error:
-        raise InputError(source, None, "", (error.strerror or str(error)).lower()) from None
-    except ValueError as error:
-        raise InputError(source, None, "", f"not valid TOML: {error}") from None
+    text, raw = read_toml(path, source)
     try:
         return msgspec.convert(raw, prepared(StudyFile))
     except msgspec.ValidationError as error:

@@ -33,6 +33,7 @@ from emu.apps.sweeps.sweepfile import (
     flat,
     load_sweep,
 )
+from emu.cluster.plan import make_plan
 from emu.errors import InputError
 from emu.options.shared import Workers
 
@@ -51,6 +52,8 @@ class SweepResult(msgspec.Struct):
     """Points that had been run before."""
     roles: list[str] = []
     """Roles of the groups of replicas of the first point that has a configuration."""
+    known: str = ""
+    """How well the engine is known at the first point that completed; empty with draws."""
     wall_s: float = 0.0
 
 
@@ -94,8 +97,31 @@ def run_sweep(options: SweepOptions, watch: Watch | None = None) -> SweepResult:
     result = SweepResult(source, directory, sweep, keys, rows, answer, driver.from_store)
     if sweep.draws:
         _draw(driver, result, options)
+    else:
+        result.known = _known(driver, rows, source)
     result.roles = _roles(base, fixed, rows)
     return result
+
+
+def _known(driver: Driver, rows: Sequence[Row], source: str) -> str:
+    """How well the engine of the first point that completed is known, by arithmetic."""
+    from emu.runs.engine_lines import known_line, typical_of
+
+    for row in rows:
+        figures = row.result.figures
+        if row.result.status != "completed" or not figures["completed"]:
+            continue
+        config = driver.config_of(row.point)
+        plan = make_plan(config, source)
+        count = figures["completed"]
+        shape = typical_of(
+            plan,
+            in_flight=count * figures["mean_e2el_ms"] / 1000 / max(figures["duration"], 1e-9),
+            prompt_tokens=figures["total_input_tokens"] / count,
+            output_tokens=figures["total_output_tokens"] / count,
+        )
+        return known_line(config, plan, shape)
+    return ""
 
 
 def _roles(base: Base, fixed: dict[str, Any], rows: Sequence[Row]) -> list[str]:

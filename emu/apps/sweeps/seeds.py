@@ -151,7 +151,7 @@ def read_seeds(directory: Path) -> Seeds:
     path = directory / SEEDS_FILE
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), prepared(Seeds))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 
 

@@ -11,8 +11,8 @@ without (router.policy = [...]). Raises InputError; nothing is run here.
 
 from __future__ import annotations
 
+import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -22,6 +22,7 @@ from msgspec import Meta, Struct, field
 from emu.config.names import unknown_key
 from emu.config.places import line_of, locate
 from emu.config.schema import doc
+from emu.config.tomlfile import read_toml
 from emu.errors import InputError
 from emu.process.prepared import prepared
 
@@ -146,14 +147,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 def load_sweep(path: Path) -> Sweep:
     """Read a sweep file."""
     source = str(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        raw = tomllib.loads(text)
-    except OSError as error:
-        problem = (error.strerror or str(error)).lower()
-        raise InputError(source, None, "", problem) from None
-    except ValueError as error:  # UTF-8, TOML
-        raise InputError(source, None, "", f"not valid TOML: {error}") from None
+    text, raw = read_toml(path, source)
     try:
         sweep = msgspec.convert(raw, prepared(Sweep))
     except msgspec.ValidationError as error:
@@ -221,6 +215,8 @@ def ranges(table: dict[str, Any], source: str, field: str) -> dict[str, RangeTab
             if one.min is None or one.max is None or not one.min < one.max:
                 problem = "expected {values = [...]} or {min = ..., max = ...} with min below max"
                 raise InputError(source, None, where, problem)
+            if math.isinf(one.min) or math.isinf(one.max):
+                raise InputError(source, None, where, "min and max must be finite")
             if one.log and one.min <= 0:
                 raise InputError(source, None, where, "log needs a min above 0")
         found[key] = one

@@ -285,13 +285,14 @@ def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
         raise InputError(source, None, "", f"cannot be read: {error.strerror}") from None
     try:
         cluster = msgspec.json.decode(data, type=prepared(Cluster))
+        whole = msgspec.json.decode(data)  # also what the type leaves unread
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `")
         field = where.removesuffix("`").removeprefix("$").removeprefix(".")
         raise InputError(source, None, field, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(source, None, "", str(error)) from None
-    return cluster, list(_unknown_keys(msgspec.json.decode(data), msgspec.to_builtins(cluster)))
+    return cluster, list(_unknown_keys(whole, msgspec.to_builtins(cluster)))
 
 
 def _unknown_keys(raw: object, known: object, where: str = "") -> Iterator[str]:

@@ -139,6 +139,7 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
 
     only: ClassVar[OnlyThen] = {
         "format": Only("path"),
+        "columns": Only("path"),
         "model_run": Only("model_shares"),
     }
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
@@ -150,6 +151,12 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         WorkloadFormat,
         doc("auto = recognized by content."),
     ] = "auto"
+    columns: Annotated[
+        dict[str, str],
+        doc(
+            "CSV with names of its own: meaning -> column, such as arrival_ms, prompt, output, session."
+        ),
+    ] = field(default_factory=dict)
     limit: Annotated[int, doc("First N lines; 0 = all.", ge=0)] = 0
     time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0
     rate_per_s: Annotated[

@@ -28,6 +28,7 @@ from emu.errors import InputError
 from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
     CACHED_STATES,
+    MOVED_STATES,
     OTHER_BACKEND,
     OTHER_SCHEDULER,
     OUTSIDE,
@@ -91,6 +92,12 @@ class Speculative(Feature):
             CACHED_STATES,
             "scheduler.prefix_caching",
             "the states of {model} cannot be cached beside drafts; set it to false",
+        ),
+        Conflict(
+            MOVED_STATES,
+            KEY,
+            "the states of {model} are handed over between replicas, which no engine does beside"
+            " drafts",
         ),
     )
     example: ClassVar[Mapping[str, object]] = {

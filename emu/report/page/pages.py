@@ -9,7 +9,9 @@ of its charts as JSON.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,15 +43,17 @@ def _environment() -> Environment:
 
 def page(template: str, *, title: str, charts: Sequence[Chart], **parts: object) -> str:
     """A template of `page/` with what it shows; `charts` are drawn where it places them."""
+    echarts, script = asset("echarts/echarts.min.js"), asset("charts.js")
     return (
         _environment()
         .get_template(template)
         .render(
             title=title,
             charts=charts,
+            policy=content_policy(echarts, script),
             style=asset("page.css"),
-            echarts=asset("echarts/echarts.min.js"),
-            script=asset("charts.js"),
+            echarts=echarts,
+            script=script,
             data=json_in_script(payload(charts)),
             **parts,
         )
@@ -61,13 +65,15 @@ def live_page(facts: object) -> str:
 
     `facts`: what does not change while the server runs.
     """
+    echarts, script = asset("echarts/echarts.min.js"), asset("charts.js") + asset("live.js")
     return (
         _environment()
         .get_template("live.html")
         .render(
+            policy=content_policy(echarts, script, asks="'self'"),
             style=asset("page.css") + asset("live.css"),
-            echarts=asset("echarts/echarts.min.js"),
-            script=asset("charts.js") + asset("live.js"),
+            echarts=echarts,
+            script=script,
             facts=json_in_script(facts),
         )
     )
@@ -76,6 +82,20 @@ def live_page(facts: object) -> str:
 def asset(name: str) -> Markup:
     """A file of `page/` as it is; none of them holds an end of its element."""
     return Markup((PAGES / name).read_text(encoding="utf-8"))
+
+
+def content_policy(*scripts: str, asks: str = "'none'") -> str:
+    """What a browser lets a page do: run these scripts and no other, and load nothing.
+
+    So a name from a run that got into a page as markup would run nothing. `asks`: where its
+    scripts may ask.
+    """
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; connect-src {asks}; base-uri 'none'; form-action 'none'"
+    )
 
 
 def json_in_script(value: object) -> Markup:

@@ -17,6 +17,7 @@ from emu.workload.formats.csv_columns import (
 )
 from emu.workload.formats.csv_dialects import STAMP, Dialect, find_column
 from emu.workload.formats.csv_few import plain_decimal, plain_integer, plain_stamp, rows_of
+from emu.workload.formats.csv_named import EPOCH_NS, epoch_unit
 from emu.workload.formats.decimals import exact_decimal
 from emu.workload.formats.text_file import Chunk
 from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, plain
@@ -25,8 +26,17 @@ from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes
 class CsvParser:
     """Turns chunks of a CSV file into blocks."""
 
-    def __init__(self, source: str, dialect: Dialect, header: Sequence[str] | None) -> None:
-        """`header` None: the file has no header line, the format's own order applies."""
+    def __init__(
+        self,
+        source: str,
+        dialect: Dialect,
+        header: Sequence[str] | None,
+        first_row: Sequence[str] = (),
+    ) -> None:
+        """`header` None: the file has no header line, the format's own order applies.
+
+        `first_row` tells whether arrivals count from 1970: then the first of them becomes 0.
+        """
         self._source = source
         self._dialect = dialect
         self._header_lines = 0 if header is None else 1
@@ -40,7 +50,11 @@ class CsvParser:
         self._arrival = find_column(header, list(dialect.arrival))
         self.has_arrivals = self._arrival >= 0
         self._unit = dialect.arrival[header[self._arrival]] if self.has_arrivals else 0
-        self.is_absolute = self._unit == STAMP
+        self._is_stamp = self._unit == STAMP
+        self.is_absolute = self._is_stamp
+        if self.has_arrivals and not self._is_stamp and self._arrival < len(first_row):
+            first = exact_decimal(first_row[self._arrival], self._unit)
+            self.is_absolute = first is not None and first >= EPOCH_NS
         self._texts = [(c, dialect.texts[n]) for c, n in enumerate(header) if n in dialect.texts]
         self._numbers = [
             (c, dialect.numbers[n]) for c, n in enumerate(header) if n in dialect.numbers
@@ -102,7 +116,7 @@ class CsvParser:
                 return None
         if not self.has_arrivals:
             times = [0] * len(rows)
-        elif self.is_absolute:
+        elif self._is_stamp:
             days: dict[bytes, int] = {}
             times = [plain_stamp(row[self._arrival], days) for row in rows]
         else:
@@ -170,7 +184,7 @@ class CsvParser:
     def _arrivals(self, fields: Fields, numbers: Ints) -> Ints:
         import numpy as np
 
-        if self.is_absolute:
+        if self._is_stamp:
             values, bad = read_stamps(fields, self._arrival)
         else:
             values, bad = read_decimals(fields, self._arrival, self._unit)
@@ -180,7 +194,7 @@ class CsvParser:
         return values
 
     def _instant(self, text: str, line: int, name: str) -> int:
-        if self.is_absolute:
+        if self._is_stamp:
             one = split_fields(text.encode() + b"\n", 1)
             values, bad = read_stamps(one, 0) if one is not None else (None, None)
             if values is None or bad is None or bad[0]:
@@ -194,7 +208,12 @@ class CsvParser:
         if value < 0:
             raise InputError(self._source, line, name, f"must be at least 0, not {text}")
         if value > TIME_MAX_NS:
-            raise InputError(self._source, line, name, f"must be at most {TIME_MAX_NS} ns")
+            unit = epoch_unit(text)
+            problem = f"must be at most {TIME_MAX_NS} ns"
+            if unit:
+                spelled = "milliseconds" if unit == "ms" else unit
+                problem = f"{text} looks like {spelled} since 1970: name the column arrival_{unit}"
+            raise InputError(self._source, line, name, problem)
         return value
 
     def _details(self, fields: Fields, block: Block) -> list[Line]:

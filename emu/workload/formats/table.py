@@ -15,6 +15,7 @@ import msgspec
 
 from emu.errors import InputError, InputErrors
 from emu.workload.formats.csv_dialects import DIALECTS, Dialect, dialect_of, split_header
+from emu.workload.formats.csv_named import KEY, named_dialect, unknown_header
 from emu.workload.formats.csv_parser import CsvParser
 from emu.workload.formats.text_file import CHUNK_BYTES, Chunk, TextFile
 from emu.workload.items import Block, Ints, Notes
@@ -62,11 +63,27 @@ def _open_csv(dialect: Dialect) -> Callable[[Opening, TextFile], Source]:
         header: list[str] | None = split_header(_first_line(file.head()))
         if dialect.default_header and all(c.replace(".", "").isdigit() for c in header or ()):
             header = None
-        csv = CsvParser(opening.source, dialect, header)
-        csv.takes_few = opening.is_few or file.size_bytes <= _FEW_BYTES
-        return ParsedFile(file, csv)
+        return _parsed(opening, file, dialect, header)
 
     return open_csv
+
+
+def _parsed(
+    opening: Opening, file: TextFile, dialect: Dialect, header: list[str] | None
+) -> ParsedFile:
+    rows = [split_header(line) for line in file.head().split(b"\n", 2)[:2]]
+    csv = CsvParser(opening.source, dialect, header, rows[-1 if header is not None else 0])
+    csv.takes_few = opening.is_few or file.size_bytes <= _FEW_BYTES
+    return ParsedFile(file, csv)
+
+
+def _open_named(opening: Opening, file: TextFile) -> Source:
+    """A CSV table whose columns the user named."""
+    lines = file.head().split(b"\n", 2)
+    header = split_header(lines[0])
+    row = split_header(lines[1]) if len(lines) > 1 else []
+    dialect = named_dialect(opening.columns, header, row, opening.source)
+    return _parsed(opening, file, dialect, header)
 
 
 def _open_log(name: str) -> Callable[[Opening, TextFile], Source]:
@@ -105,6 +122,12 @@ def open_source(opening: Opening, name: str) -> Source:
     head = file.head()
     if not head.strip():
         raise InputError(opening.source, 1, "$", "the file is empty")
+    if opening.columns:
+        if name not in ("auto", "csv"):
+            raise InputError(opening.source, None, KEY, f"names columns of a CSV, not of {name}")
+        if head.lstrip()[:1] in (b"[", b"{"):
+            raise InputError(opening.source, 1, KEY, "names columns of a CSV; this file is JSON")
+        return _named(_CSV["csv"], _open_named(opening, file))
     if name == "auto":
         found = _recognise(head, opening.source)
     else:
@@ -244,8 +267,7 @@ def _recognise(head: bytes, source: str) -> Format:
             if mark in header:
                 raise InputError(source, 1, "$", f"columns are separated by {name}, not by commas")
         return _JSONL
-    known = "; set workload.format, or name the columns as docs/workloads.md says"
-    raise InputError(source, 1, "$", f"format cannot be recognized from the header{known}")
+    raise unknown_header(split_header(header), source)
 
 
 def _recognise_json(start: bytes, source: str) -> Format:

@@ -20,6 +20,7 @@ from emu.config.schema import (
     FcfsTable,
     LightLlmTable,
     OrcaTable,
+    PagedTable,
     SarathiTable,
     SglangTable,
     TensorrtLlmTable,
@@ -66,6 +67,7 @@ class Choices:
         """Rows that were preempted, lost or sent elsewhere: their place in a queue is special."""
         self._hopeless = {r["row"] for r in tape.by_event["ended"] if r["status"] == "failed"}
         """Rows that fail: one that can never be held blocks none behind it."""
+        self._shrinks = any(fault["kind"] == "kv_shrink" for fault in tape.faults)
         self._moved: set[int] = set()
         """Rows whose KV came from another replica."""
 
@@ -139,6 +141,7 @@ class Choices:
                 self._leave(row)
                 desk.front.insert(0, row)
             self._order(seat, desk, record, where)
+            self._watermark(seat, desk, record, where)
             self._all_take_part(seat, desk, record, where)
         for row, before, new in members:
             self._progress(seat, desk, row, before, new, where)
@@ -257,7 +260,7 @@ class Choices:
             prompt = self._tape.arrived[row]["prompt"]
             reached = prompt + self._got[row]
             block = seat.scheduler.hit_tokens
-            is_hit = before and row not in self._moved and not seat.is_hybrid
+            is_hit = before and row not in self._moved
             is_hit = is_hit and not self._got[row]  # else it decodes on where it was
             if keys_of(self._tape.config.workload).get("skip_prefill"):
                 is_hit = False  # all of the prompt but its last token is there
@@ -310,6 +313,26 @@ class Choices:
             self._tape.count("order")
             if best < self._place(table.order, row, places[row]):
                 self._tape.say(f"T5: {where} takes row {row} before row {first}")
+
+    def _watermark(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:
+        """What begins has blocks for all that it has reached, and leaves the watermark free.
+
+        Blocks are counted from below: those of prompts and of tokens that were computed.
+        """
+        table = seat.scheduler
+        if not isinstance(table, PagedTable) or seat.role != "colocated" or self._shrinks:
+            return
+        began = [m[0] for m in record["members"] if m[0] not in desk.computed]
+        if not began or any(row in self._moved for row in began):
+            return
+        tokens = {row: self._tape.arrived[row]["prompt"] + self._got[row] for row in began}
+        for row, computed in desk.computed.items():
+            tokens[row] = max(computed, self._tape.arrived[row]["prompt"])
+        held = sum(-(-count // table.block_size) for count in tokens.values())
+        free = int(table.watermark_blocks_fraction * seat.blocks)
+        self._tape.count("watermark")
+        if held > seat.blocks - free:
+            self._tape.say(f"T5: {where} holds {held} blocks of {seat.blocks}, {free} stay free")
 
     def _front(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:
         """What was preempted goes on before anything else begins, the last preempted first."""

@@ -70,6 +70,8 @@ def judge_rebalancing(tape: Tape) -> None:
         least = -(-(tape.arrived[row]["prompt"] + max(0, tokens[row] - 1)) // block)
         where = f"row {row} from {record['source']} to {record['destination']}"
         tape.count("rebalancing")
+        if tape.seats[record["destination"]].is_hybrid:
+            least = 0  # groups of layers have blocks of their own
         if used / blocks - other_used / other_blocks <= table.rebalance_gap:
             tape.say(f"T6: {where} at {record['at_ns']} ns: the gap is {record['uses']}")
         elif (other_used + least) / other_blocks >= used / blocks:

@@ -43,6 +43,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "progress": "tokens are computed one after the other",
         "prefix_hit": "a prefix hit ends with a block",
         "order": "requests are admitted in the order of the queue",
+        "watermark": "what begins leaves the watermark of blocks free",
         "front": "what was preempted goes on first",
         "take_part": "all that runs takes part in each batch",
         "victims": "the request admitted last is preempted first",

@@ -22,6 +22,10 @@ class Seat(msgspec.Struct, frozen=True):
     blocks: int
     layers: int
     kv_token_bytes: int
+    page_tokens: int
+    """Tokens of the pages in which KV moves."""
+    state_bytes: int
+    """Of the states of a sequence, which move with its KV."""
     rank_bytes: int
     """Weights of one rank by the model's shape; 0 = not restated."""
     layer_bytes: int
@@ -69,6 +73,8 @@ def seats_of(plan: Plan) -> list[Seat]:
             blocks=replica.num_blocks,
             layers=replica.model.layers,
             kv_token_bytes=replica.kv_bytes_per_token,
+            page_tokens=replica.page_tokens,
+            state_bytes=replica.state_bytes,
             rank_bytes=_rank_bytes(replica),
             layer_bytes=_layer_bytes(replica),
             place=(replica.gpu.name, tables[replica.machine], len(_machines(replica, plan))),

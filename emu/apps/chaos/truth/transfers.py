@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from typing import Final
 
 from emu.apps.chaos.truth.links import Fluid, Stream, bytes_per_s
+from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
 
@@ -350,7 +351,11 @@ class Transfers:
         step = self._tape.config.network.tier_block_tokens
         for record in self._tape.by_event["batch"]:
             token_bytes = self._tape.seats[record["replica"]].kv_token_bytes
+            seat = self._tape.seats[record["replica"]]
             for row, _, size, tokens in record.get("recalls", ()):
+                if seat.is_hybrid:
+                    self._recalls_states(seat, row, size, tokens)
+                    continue
                 blocks, rest = divmod(size, step * token_bytes)
                 self._tape.count("recall_bytes")
                 if rest or not tokens <= blocks * step < tokens + 2 * step:
@@ -358,6 +363,16 @@ class Transfers:
                         f"T3: row {row} reads {size} bytes from a tier for {tokens} tokens of "
                         f"{token_bytes}, in blocks of {step}"
                     )
+
+    def _recalls_states(self, seat: Seat, row: int, size: int, tokens: int) -> None:
+        """Whole pages, and one state."""
+        self._tape.count("recall_bytes")
+        due = tokens * seat.kv_token_bytes + seat.state_bytes
+        if size != due or tokens % seat.page_tokens:
+            self._tape.say(
+                f"T3: row {row} reads {size} bytes from a tier for {tokens} tokens and a state, "
+                f"should read {due}"
+            )
 
     def _kv(
         self,
@@ -367,7 +382,7 @@ class Transfers:
         arrived: dict[tuple[int, int, int], list[Record]],
     ) -> None:
         tape, seat = self._tape, self._tape.seats[record["source"]]
-        block = seat.scheduler.block_size
+        block = seat.page_tokens
 
         def whole_at(at_ns: int) -> int:
             reached = [
@@ -375,7 +390,7 @@ class Transfers:
                 for row in record["rows"]
             ]
             blocks = sum(-(-one // block) for one in reached)
-            return int(blocks * block * seat.kv_token_bytes)
+            return int(blocks * block * seat.kv_token_bytes + len(reached) * seat.state_bytes)
 
         allowed = {whole_at(record["at_ns"])}
         splits = set().union(*(layers[row] for row in record["rows"]))

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.features.base import Feature
+from emu.features.modes import CACHED_STATES, COSTED, STATES, WINDOWS
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
@@ -51,6 +52,27 @@ def keeps_other_things(name: str) -> bool:
 
 HYBRIDS: Final = ("openai/gpt-oss-20b", "google/gemma-2-9b", "LiquidAI/LFM2-2.6B")
 """Models with windows and with states that fit a GPU of the drawn clusters."""
+
+
+_STATES: Final = HYBRIDS[2]
+_STATES_SHARE: Final = 0.5
+"""Of the worlds that can have them."""
+
+
+def draw_states(seed: int, tables: Tables) -> None:
+    """States in roles, pipelines and groups, by a stream of its own: other worlds stay."""
+    rng, groups = rng_stream(seed, "chaos states"), tables["replicas"]
+    is_plain = tables["model"] == {"name": "meta-llama/Llama-3.1-8B"}
+    can = (
+        is_plain
+        and tables["scheduler"]["policy"] == "vllm"
+        and tables["latency"]["backend"] in COSTED
+        and not any(_has_own_tables(group) for group in groups)
+        and not any(are_forbidden(tables, mode) for mode in (WINDOWS, STATES, CACHED_STATES))
+        and not any(feature.keeps_model(tables) for feature in features_in(tables))
+    )
+    if can and chance(rng, _STATES_SHARE):
+        tables["model"] = {"name": _STATES}
 
 
 def draw_models(seed: int, tables: Tables, lines: list[Tables]) -> None:
@@ -99,6 +121,6 @@ def _has_own_tables(group: Tables) -> bool:
 
 def _hybrid(rng: Rng, tables: Tables) -> None:
     name = pick(rng, HYBRIDS)
-    if name == HYBRIDS[2] and any(group["role"] != "colocated" for group in tables["replicas"]):
-        name = HYBRIDS[0]  # states are nowhere but on replicas that serve from the start
+    if name == _STATES and any(group["role"] != "colocated" for group in tables["replicas"]):
+        name = HYBRIDS[0]  # states elsewhere are drawn by `draw_states`
     tables["model"] = {"name": name}

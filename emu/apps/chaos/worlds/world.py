@@ -19,7 +19,8 @@ from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
 from emu.apps.chaos.worlds.experts import draw_shared_experts
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
-from emu.apps.chaos.worlds.models import draw_models
+from emu.apps.chaos.worlds.later import draw_later
+from emu.apps.chaos.worlds.models import draw_models, draw_states
 from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
 from emu.apps.chaos.worlds.pressed import draw_pressed
 from emu.apps.chaos.worlds.requests import draw_lines
@@ -82,6 +83,8 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     draw_policies(rng, tables, kind)
     lines = draw_lines(rng_stream(seed, "chaos workload"), requests_max, tables)
     draw_models(seed, tables, lines)
+    if wide:
+        draw_states(seed, tables)
     heals = draw_recovery(rng, tables)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     if wide:
@@ -96,6 +99,7 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     later = rng_stream(seed, "chaos routers")
     if newer and chance(later, 0.2):
         tables["router"]["policy"] = pick(later, newer)
+    draw_later(seed, tables)
     drop_idle(tables)
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)

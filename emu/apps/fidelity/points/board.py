@@ -73,7 +73,9 @@ class PointBoard(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
     """Rows by the reason for which they are left out."""
     intervals: list[Interval] = []
-    """What is stated for each group from all others."""
+    """What is stated for each part from all others."""
+    left_out_by: str = ""
+    """What a part is: engine, gpu, model; empty = a group (`STATED_BY`)."""
 
 
 GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
@@ -88,6 +90,9 @@ GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
         (row.point.engine, row.point.gpu, row.point.precision or "as published", row.kind)
     ),
 }
+
+_PARTS: Final = {"": STATED_BY, "engine": "engine", "gpu": "GPU", "model": "model"}
+"""What intervals may leave out -> by which groups."""
 
 
 def percent(emulated: float, measured: float) -> float:
@@ -112,11 +117,13 @@ def point_board(
     only: Sequence[str] = (),
     overrides: tuple[str, ...] = (),
     processes: int = 1,
+    leave_out: str = "",
 ) -> PointBoard:
     """Read every point table below a directory, emulate a sample, compare.
 
-    `only`: words of which one must be in a point's name or its table's. Raises InputError if no
-    point can be emulated.
+    `only`: words of which one must be in a point's name or its table's. `leave_out`: engine, gpu or
+    model, each of which is left out of the intervals that are stated for it; empty = each group.
+    Raises InputError if no point can be emulated.
     """
     points, unread, homes = _found(directory, only)
     usable = [point for point in points if point.drafts != "unknown"]
@@ -142,18 +149,22 @@ def point_board(
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
         left_out["not in the sample"] = not_drawn
-    stated = intervals_of(_ratios(compared))
-    return PointBoard(compared, groups_of(compared), dict(left_out.most_common()), stated)
+    stated = intervals_of(_ratios(compared, leave_out))
+    groups = groups_of(compared)
+    return PointBoard(compared, groups, dict(left_out.most_common()), stated, leave_out)
 
 
-def _ratios(rows: Sequence[Compared]) -> dict[str, dict[str, list[float]]]:
-    """Measured over emulated, by metric and by the group that an interval is stated for."""
-    name_of = GROUPS[STATED_BY]
-    found: dict[str, dict[str, list[float]]] = {metric: {} for metric in METRICS}
+def _ratios(
+    rows: Sequence[Compared], leave_out: str
+) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Measured over emulated, by metric, part that is left out, and group."""
+    part_of, group_of = GROUPS[_PARTS[leave_out]], GROUPS[STATED_BY]
+    found: dict[str, dict[str, dict[str, list[float]]]] = {metric: {} for metric in METRICS}
     for row in rows:
         for metric in METRICS:
             ratio = row.point.figures[metric] / row.emulated.figures[metric]
-            found[metric].setdefault(name_of(row), []).append(ratio)
+            groups = found[metric].setdefault(part_of(row), {})
+            groups.setdefault(group_of(row), []).append(ratio)
     return found
 
 

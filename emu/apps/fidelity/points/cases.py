@@ -199,7 +199,8 @@ def _latency(point: Point) -> Iterable[str]:
     if point.engine == "tensorrt-llm" and point.load == "at_once":
         yield "front_end = false"  # trtllm-bench drives the engine itself
         return
-    yield f"prompt_token_us = {RANDOM_TEXT_US}"
+    if point.is_random_text:
+        yield f"prompt_token_us = {RANDOM_TEXT_US}"
     if point.engine == "vllm" and "gpt-oss" in point.model and point.gpu.startswith(_MARLIN):
         yield 'mxfp4_experts = "marlin"'
 

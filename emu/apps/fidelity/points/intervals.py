@@ -1,8 +1,9 @@
 """Stated intervals: between which multiples of an emulated figure a measured one lies.
 
-The interval of a group of points (engine, GPU, precision, kind of model) comes from all other
-groups, each with the same weight: it says what may be expected of a group that was never compared.
-Its share of the group's own points is what it is judged by.
+The interval of a part of the points comes from the groups (engine, GPU, precision, kind of model)
+of all other parts, each group with the same weight: it says what may be expected of a part that was
+never compared. A part is a group, or all groups of an engine, a GPU or a model. The share of the
+part's own points that the interval holds is what it is judged by.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ import msgspec
 LEVEL: Final = 0.9
 """Share of points that an interval is stated for."""
 _OTHERS_MIN: Final = 2
-"""Groups that an interval needs besides the one that it is stated for."""
+"""Groups that an interval needs besides those that it is stated for."""
+
+Ratios = Mapping[str, Mapping[str, Sequence[float]]]
+"""Measured over emulated, by the part that is left out, then by group."""
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """One metric of one group; bounds are multiples of the emulated figure."""
+    """One metric of one part; bounds are multiples of the emulated figure."""
 
     group: str
+    """The group, engine, GPU or model that is left out."""
     metric: str
     points: int
     low: float
     high: float
     inside: float
-    """Share of the group's points between the bounds."""
+    """Share of the part's points between the bounds."""
 
     @property
     def width_percent(self) -> float:
@@ -38,34 +43,39 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """How the intervals of a metric hold over all groups."""
+    """How the intervals of a metric hold over all parts."""
 
     metric: str
     groups: int
     inside: float
     """Share of all points."""
     worst_group: float
-    """The least share of a group."""
+    """The least share of a part."""
     width_percent: float
-    """Mean over the groups."""
+    """Mean over the parts."""
 
 
-def intervals_of(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Interval]:
-    """Intervals by metric and group; `ratios`: measured over emulated by metric, then group."""
+def intervals_of(ratios: Mapping[str, Ratios]) -> list[Interval]:
+    """Intervals by metric and part; `ratios` has those of each metric."""
     found = []
-    for metric, groups in ratios.items():
-        known = {name: [r for r in values if math.isfinite(r)] for name, values in groups.items()}
-        known = {name: values for name, values in known.items() if values}
-        if len(known) <= _OTHERS_MIN:
-            continue
-        for name in sorted(known):
-            others = [known[other] for other in sorted(known) if other != name]
+    for metric, parts in ratios.items():
+        known = {part: _known(groups) for part, groups in parts.items()}
+        for part in sorted(known):
+            own = [ratio for values in known[part] for ratio in values]
+            others = [values for other in sorted(known) if other != part for values in known[other]]
+            if not own or len(others) < _OTHERS_MIN:
+                continue
             low = _quantile(others, (1 - LEVEL) / 2)
             high = _quantile(others, (1 + LEVEL) / 2)
-            own = known[name]
             inside = sum(low <= ratio <= high for ratio in own) / len(own)
-            found.append(Interval(name, metric, len(own), low, high, inside))
+            found.append(Interval(part, metric, len(own), low, high, inside))
     return found
+
+
+def _known(groups: Mapping[str, Sequence[float]]) -> list[list[float]]:
+    """The groups of a part that have measured points."""
+    finite = ([r for r in groups[name] if math.isfinite(r)] for name in sorted(groups))
+    return [values for values in finite if values]
 
 
 def _quantile(groups: Sequence[Sequence[float]], part: float) -> float:

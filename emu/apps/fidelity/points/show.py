@@ -14,6 +14,7 @@ from emu.apps.fidelity.points.intervals import held
 from emu.errors import printable
 
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "output_tokens_per_s": "tokens/s"}
+_PARTS = {"": "groups", "engine": "engines", "gpu": "GPUs", "model": "models"}
 _GROUP_POINTS_MIN = 5
 """A group of fewer points has no line on the terminal; JSON has all."""
 
@@ -39,8 +40,9 @@ def print_points(console: Console, board: PointBoard) -> None:
     console.print(table)
     for one in held(board.intervals):
         console.print(
-            f"90 % intervals of {_TITLES[one.metric]}, each of {one.groups} groups left out: hold "
-            f"{one.inside:.0%} of the points, {one.worst_group:.0%} of the worst group, mean width "
+            f"90 % intervals of {_TITLES[one.metric]}, each of {one.groups} "
+            f"{_PARTS[board.left_out_by]} left out: hold "
+            f"{one.inside:.0%} of the points, {one.worst_group:.0%} of the worst, mean width "
             f"{one.width_percent:.0f} %",
             soft_wrap=True,
         )

@@ -29,10 +29,14 @@ _NEEDED: Final = ("model", "gpu", "engine", "load_kind", "load_value", "isl", "o
 _TTFT: Final = ("ttft_ms", "mean_ttft_ms", "median_ttft_ms")
 _TPOT: Final = ("tpot_ms", "mean_tpot_ms", "median_tpot_ms")
 _DRAWN_SOURCES: Final = ("inferencex",)
-"""Sources whose clients draw lengths between 0.8 of the stated ones and these; others are fixed."""
+"""Sources whose clients draw random tokens, and lengths between 0.8 of the stated ones and these;
+others send text of fixed lengths."""
 _DOUBTFUL: Final = ("gap-analysis", "aic-gap-analysis")
 """Words in the names of sources whose rows contradict their neighbors."""
 _UNKNOWN: Final = "unknown"
+_RAW: Final = re.compile(r"raw id says tp(\d+) ep(\d+)")
+"""A note where a source's columns count the ranks twice (tp 16 of 16 GPUs for a server of 4): the
+name of the measured run is right, as the same loads on the plain server show."""
 _GPUS: Final = {"H100-SXM": "H100-SXM5-80GB", "B200": "B200-SXM-180GB"}
 """Names of GPUs that mean several in general, and one in these tables."""
 
@@ -75,6 +79,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     least_share: float
     """Lengths are drawn evenly between this share of the stated ones and these."""
+    is_random_text: bool = False
+    """Prompts are random tokens, which encode slowly; else they are text of a language."""
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
@@ -129,8 +135,8 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
     """
     points: list[Point] = []
     unread: list[Unread] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.DictReader(file, restval="")
         missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
         if missing:
             raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
@@ -172,6 +178,7 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
         least_share=0.8 if drawn else 1.0,
+        is_random_text=drawn,
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         output_tokens_per_s=rate,
@@ -199,6 +206,16 @@ def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if row.get("mode", "") == "disaggregated":
         prefill = _pool(row, "prefill", "p_")
         return (prefill, _pool(row, "decode", "d_"))
+    raw = _RAW.search(row.get("note", ""))
+    if raw is not None and _whole(row, "dp", 1) <= 1:
+        return (
+            Servers(
+                role="colocated",
+                count=1,
+                tensor_parallel=int(raw[1]),
+                expert_parallel=int(raw[2]),
+            ),
+        )
     found = _pool(row, "colocated", "")
     if not row.get("gpus", ""):
         raise _Left("number of GPUs not known")
@@ -219,7 +236,7 @@ def _pool(
     return Servers(
         role=role,
         count=_whole(row, f"{prefix}workers", 1) if prefix else 1,
-        tensor_parallel=_whole(row, f"{prefix}tp", default),
+        tensor_parallel=max(1, _whole(row, f"{prefix}tp", default)),
         pipeline_parallel=_whole(row, f"{prefix}pp", 1),
         expert_parallel=_whole(row, f"{prefix}ep", 1),
     )
@@ -263,7 +280,7 @@ def _whole(row: Mapping[str, str], column: str, default: int | None = None) -> i
         value = float(text)
     except ValueError:
         raise _Left(f"{column} {text or '(not stated)'}") from None
-    if value != int(value) or value < 0:
+    if not value.is_integer() or value < 0:
         raise _Left(f"{column} {text}")
     return max(int(value), 1) if default == 1 else int(value)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
-from emu.errors import InputError
+from emu.errors import InputError, shown
 
 
 def aiperf_levels(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> Level:
@@ -50,6 +50,6 @@ def _aiperf_metric(source: str, line: int, metrics: Any, name: str, default: flo
     if default == 1.0:
         return value
     unit = metric.get("unit", "ms") if isinstance(metric, dict) else "ms"
-    if unit not in _TO_BASE:
-        raise InputError(source, line, f"{field}.unit", f"unknown unit of time {unit!r}")
+    if not isinstance(unit, str) or unit not in _TO_BASE:
+        raise InputError(source, line, f"{field}.unit", f"unknown unit of time {shown(unit)}")
     return value * _TO_BASE[unit]

@@ -27,7 +27,9 @@ def bench_levels(source: str, line: int | None, result: dict[str, Any]) -> Level
         key: _list(source, line, result, key, count)
         for key in ("ttfts", "itls", "input_lens", "output_lens")
     }
-    errors = result.get("errors") or [""] * count
+    errors = [""] * count
+    if result.get("errors"):
+        errors = _list(source, line, result, "errors", count)
     starts = result.get("start_times")
     has_starts = isinstance(starts, list) and len(starts) == count
     rows: list[tuple[int, float, float, int, int]] = []
@@ -92,7 +94,9 @@ def _starts(
     """(starts that the tool did not write, whether they had to be drawn)."""
     rate = result.get("request_rate")
     clients = result.get("max_concurrency")
-    limit = int(clients) if isinstance(clients, (int, float)) and clients >= 1 else len(spent_s)
+    limit = len(spent_s)
+    if isinstance(clients, (int, float)) and 1 <= clients < limit:
+        limit = int(clients)
     is_finite = isinstance(rate, (int, float)) and not isinstance(rate, bool) and np.isfinite(rate)
     if rate == "trace":
         problem = "a replayed trace without start times cannot be rebuilt"

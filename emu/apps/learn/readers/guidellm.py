@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.apps.learn.fields import (
+    Level,
+    Sent,
+    cached_of,
+    check_times,
+    count_of,
+    level_of,
+    number_of,
+)
 from emu.errors import InputError
 
 
@@ -25,7 +33,8 @@ def guidellm_levels(source: str, whole: dict[str, Any]) -> list[Level]:
         config = benchmark.get("config")
         strategy = config.get("strategy") if isinstance(config, dict) else None
         label = _strategy(strategy) or f"benchmark {number + 1}"
-        skipped = sum(len(requests.get(kind) or ()) for kind in ("errored", "incomplete"))
+        lost = [requests.get(kind) for kind in ("errored", "incomplete")]
+        skipped = sum(len(kind) for kind in lost if isinstance(kind, list))
         levels.append(level_of(source, "guidellm", label, sent, skipped))
     return levels
 
@@ -40,11 +49,15 @@ def _strategy(strategy: Any) -> str:
     return f"{kind} {amount:g}".strip() if isinstance(amount, (int, float)) else kind
 
 
+def _table(entry: Any, key: str) -> dict[str, Any]:
+    found = entry.get(key) if isinstance(entry, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def _guidellm_request(source: str, key: str, entry: Any) -> Sent:
     info = entry.get("info") if isinstance(entry, dict) else None
     timings = info.get("timings") if isinstance(info, dict) else None
-    given = entry.get("input_metrics") or {} if isinstance(entry, dict) else {}
-    made = entry.get("output_metrics") or {} if isinstance(entry, dict) else {}
+    given, made = _table(entry, "input_metrics"), _table(entry, "output_metrics")
     begin, first, last = (
         number_of(source, None, timings, name, f"{key}.info.timings.{name}")
         for name in ("request_start", "first_token_iteration", "last_token_iteration")
@@ -56,5 +69,7 @@ def _guidellm_request(source: str, key: str, entry: Any) -> Sent:
         count_of(source, None, made.get("text_tokens"), f"{key}.output_metrics.text_tokens"),
         first - begin,
         last - begin,
-        cached_tokens=int(given.get("cached_tokens") or 0),
+        cached_tokens=cached_of(
+            source, None, given.get("cached_tokens"), f"{key}.input_metrics.cached_tokens"
+        ),
     )

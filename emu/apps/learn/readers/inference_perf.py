@@ -66,7 +66,7 @@ def _prompt(request: Any) -> tuple[str, str]:
         return "", ""
     try:
         body = msgspec.json.decode(request)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return "", ""
     if not isinstance(body, dict):
         return "", ""

@@ -11,6 +11,7 @@ from emu.apps.learn.fields import (
     ANCHOR_LIMIT_S,
     Level,
     Sent,
+    cached_of,
     check_times,
     count_of,
     level_of,
@@ -42,7 +43,7 @@ def observe_levels(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> l
             count_of(source, line, row.get("output_toks"), "output_toks"),
             first - begin,
             last - begin,
-            cached_tokens=int(row.get("cached_toks") or 0),
+            cached_tokens=cached_of(source, line, row.get("cached_toks"), "cached_toks"),
             part=str(row.get("part") or ""),
             group=group if isinstance(group, int) else -1,
         )

@@ -1,0 +1,332 @@
+"""Published throughput of wide expert parallelism beside emu's, by the keys that say how it ran.
+
+    python -m benchmarks.wide_ep
+
+Each row is the steady step of one rank of a group: tokens of its batch over the time of the step,
+for a machine or a GPU as the source counts. No constant of emu is fitted to these rows. What a
+source leaves open is said in `assumed`; a row whose figure is no capacity is `is_bound`: emu has
+to be above it. Docs: docs/lab/architectures.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import msgspec
+
+from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cluster.backends import make_latency
+from emu.config.schema import NetworkTable, NodeTable, RooflineTable
+from emu.engines.registry import find_engine
+from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.context import LatencyContext
+from emu.latency.experts.popularity import Popularity
+from emu.latency.experts.setting import ExpertSetting
+
+EVEN: Final = Popularity(kind="uniform")
+MEASURED: Final = Popularity(kind="lognormal", width=1.0)
+MODEL: Final = "deepseek-ai/DeepSeek-V3"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group stands on."""
+
+    gpu: str = "H100"
+    machine: int = 8
+    """GPUs that NVLink joins, for counting machines."""
+    model: str = MODEL
+    expert_dtype: str = ""
+    """Empty: as the checkpoint has them (8-bit in blocks)."""
+    wide_attention: bool = False
+    """Matrices of attention in 16 bits."""
+    kv_cache_dtype: str = "auto"
+    engine: tuple[str, str] = ("sglang", "0.5.3")
+
+
+HOPPER: Final = Site()
+
+
+def context(
+    role: str, ranks: int, setting: ExpertSetting | None, site: Site = HOPPER
+) -> LatencyContext:
+    """A replica of one GPU in a group of `ranks`, with 400 Gbit/s of network for each."""
+    engine = find_engine(*site.engine)
+    model = lookup_model(site.model)
+    if site.expert_dtype:
+        model = msgspec.structs.replace(model, expert_dtype=site.expert_dtype)
+    if site.wide_attention:
+        wide = (frozenset({"mixer"}),) * model.layers
+        model = msgspec.structs.replace(model, unquantized=wide)
+    return LatencyContext(
+        table=RooflineTable(),
+        engine=engine.model,
+        kernels=engine.kernels(engine.model),
+        network=NetworkTable(),
+        model=model,
+        gpu=lookup_gpu(site.gpu),
+        node=NodeTable(gpu=site.gpu, gpus=site.machine, nic_gbps=400.0),
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        expert_parallel=ranks,
+        dtype="auto",
+        kv_cache_dtype=site.kv_cache_dtype,
+        gpus_per_machine=site.machine,
+        seed=42,
+        hands_off=role == "prefill",
+        decodes_only=role == "decode",
+        shared_experts=setting,
+        max_num_seqs=512,
+        max_num_batched_tokens=16_384,
+    )
+
+
+def deepep(
+    overlap: str = "none", popularity: Popularity | None = EVEN, redundant: int = 0
+) -> ExpertSetting:
+    """DeepEP with SGLang's rules of overlap."""
+    return ExpertSetting(
+        all2all="deepep", overlap=overlap, popularity=popularity, redundant=redundant
+    )
+
+
+def one_domain(overlap: str, popularity: Popularity, redundant: int) -> ExpertSetting:
+    """One NVLink domain."""
+    return ExpertSetting(
+        all2all="mnnvl", overlap=overlap, popularity=popularity, redundant=redundant
+    )
+
+
+def backend(
+    role: str, ranks: int, setting: ExpertSetting | None, site: Site = HOPPER
+) -> LatencyBackend:
+    """Its cost."""
+    return make_latency(context(role, ranks, setting, site))
+
+
+def prompts(count: int, tokens: int) -> BatchShape:
+    """Whole prompts."""
+    return BatchShape(prefill_new=[tokens] * count, prefill_context=[0] * count, sequences=count)
+
+
+def decodes(count: int, tokens: int) -> BatchShape:
+    """Sequences of so many tokens."""
+    return BatchShape(
+        decode_count=count,
+        decode_context_sum=count * tokens,
+        decode_context_max=tokens,
+        decode_context_min=tokens,
+        sequences=count,
+    )
+
+
+def gpu_rate(made: LatencyBackend, shape: BatchShape) -> float:
+    """Tokens a second of a rank that runs this batch."""
+    return 1e9 * shape.new_tokens / made.iteration_ns(shape)
+
+
+def node_rate(made: LatencyBackend, shape: BatchShape) -> float:
+    """Tokens a second of a machine of eight ranks that all run this batch."""
+    return 8 * gpu_rate(made, shape)
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A published figure, and how it was taken."""
+
+    what: str
+    role: str
+    ranks: int
+    setting: ExpertSetting
+    shape: BatchShape
+    published: float
+    """Tokens/s: of a machine of eight GPUs, or of one GPU (`of_gpu`)."""
+    of_gpu: bool = False
+    site: Site = HOPPER
+    assumed: str = ""
+    """What the source leaves open."""
+    is_bound: bool = False
+    """A mean over a day of load: no capacity."""
+
+    def rate(self) -> float:
+        """What emu finds."""
+        made = backend(self.role, self.ranks, self.setting, self.site)
+        return (gpu_rate if self.of_gpu else node_rate)(made, self.shape)
+
+
+TWO: Final = "two_batch"
+_PLACED: Final = (MEASURED, 32)
+H800: Final = Site(gpu="H800")
+H200: Final = Site(gpu="H200", engine=("vllm", "0.11"))
+GB200: Final = Site(gpu="GB200", machine=4)
+GB200_WIDE: Final = Site(gpu="GB200", machine=4, wide_attention=True)
+GB200_FP4: Final = Site(gpu="GB200", machine=4, expert_dtype="nvfp4", kv_cache_dtype="fp8")
+
+
+def _prefill(tokens: int, published: float) -> Deployment:
+    return Deployment(
+        what=f"SGLang, 32 H100, prefill, prompts of {tokens:,}",
+        role="prefill",
+        ranks=32,
+        setting=deepep(TWO, *_PLACED),
+        shape=prompts(16_384 // tokens, tokens),
+        published=published,
+    )
+
+
+DEPLOYMENTS: Final = (
+    Deployment(
+        what="DeepSeek's profile, prefill, EP 32, prompts of 4,096, even experts",
+        role="prefill",
+        ranks=32,
+        setting=deepep(TWO),
+        shape=prompts(4, 4096),
+        published=62_713,
+        site=H800,
+    ),
+    Deployment(
+        what="DeepSeek's profile, decode, EP 128, 128 sequences a GPU, even experts",
+        role="decode",
+        ranks=128,
+        setting=deepep(TWO),
+        shape=decodes(128, 4096),
+        published=18_598,
+        site=H800,
+    ),
+    Deployment(
+        what="DeepSeek's day, decode, EP 144, contexts of 4,989",
+        role="decode",
+        ranks=144,
+        setting=deepep(TWO, *_PLACED),
+        shape=decodes(88, 4989),
+        published=14_800,
+        site=H800,
+        assumed="88 sequences a GPU: 14,800 over 8 GPUs at 21 tokens/s of a user",
+    ),
+    Deployment(
+        what="DeepSeek's day, prefill without cache hits, EP 32",
+        role="prefill",
+        ranks=32,
+        setting=deepep(TWO, *_PLACED),
+        shape=prompts(4, 4096),
+        published=32_206,
+        site=H800,
+        is_bound=True,
+    ),
+    Deployment(
+        what="SGLang, 32 H100, prefill, prompts of 4,096, even experts",
+        role="prefill",
+        ranks=32,
+        setting=deepep(TWO),
+        shape=prompts(4, 4096),
+        published=59_337,
+    ),
+    _prefill(4096, 50_302),
+    _prefill(2048, 54_543),
+    _prefill(1024, 57_674),
+    Deployment(
+        what="SGLang, 72 H100, decode, 256 sequences a GPU, two batches",
+        role="decode",
+        ranks=72,
+        setting=deepep(TWO, *_PLACED),
+        shape=decodes(256, 2050),
+        published=22_282,
+    ),
+    Deployment(
+        what="the same, one batch",
+        role="decode",
+        ranks=72,
+        setting=deepep("none", *_PLACED),
+        shape=decodes(256, 2050),
+        published=17_754,
+    ),
+    Deployment(
+        what="vLLM, 32 H200, decode, 512 sequences a GPU, outputs of 512",
+        role="decode",
+        ranks=32,
+        setting=deepep(TWO, *_PLACED),
+        shape=decodes(512, 257),
+        published=2_387,
+        of_gpu=True,
+        site=H200,
+        assumed="two batches and 32 copies; 1,885 without copies",
+    ),
+    Deployment(
+        what="SGLang, 48 GB200, decode, fp8 (part 1)",
+        role="decode",
+        ranks=48,
+        setting=one_domain("none", MEASURED, 32),
+        shape=decodes(768, 2050),
+        published=7_583,
+        of_gpu=True,
+        site=GB200,
+        assumed="768 sequences a GPU, 32 copies",
+    ),
+    Deployment(
+        what="SGLang, 48 GB200, decode, bf16 attention, fp8 experts (part 2)",
+        role="decode",
+        ranks=48,
+        setting=one_domain("single_batch", MEASURED, 32),
+        shape=decodes(768, 2050),
+        published=9_087,
+        of_gpu=True,
+        site=GB200_WIDE,
+        assumed="768 sequences a GPU, 32 copies",
+    ),
+    Deployment(
+        what="SGLang, 48 GB200, decode, fp8 attention, nvfp4 experts (part 2)",
+        role="decode",
+        ranks=48,
+        setting=one_domain("single_batch", MEASURED, 32),
+        shape=decodes(1408, 2050),
+        published=13_386,
+        of_gpu=True,
+        site=GB200_FP4,
+        assumed="32 copies",
+    ),
+    Deployment(
+        what="SGLang, 4 GB200 a group, prefill, bf16 attention, fp8 experts (part 2)",
+        role="prefill",
+        ranks=4,
+        setting=one_domain("none", MEASURED, 32),
+        shape=prompts(8, 2048),
+        published=18_471,
+        of_gpu=True,
+        site=GB200_WIDE,
+        assumed="16,384 tokens a step, 32 copies",
+    ),
+    Deployment(
+        what="SGLang, 2 GB200 a group, prefill, nvfp4 experts (part 2)",
+        role="prefill",
+        ranks=2,
+        setting=one_domain("none", MEASURED, 32),
+        shape=prompts(8, 2048),
+        published=26_156,
+        of_gpu=True,
+        site=GB200_FP4,
+        assumed="16,384 tokens a step, 32 copies",
+    ),
+)
+
+
+def main() -> int:
+    """Print the table."""
+    print("| deployment | tokens/s of | published | emu | off | assumed |")
+    print("|---|---|--:|--:|--:|---|")
+    near = counted = 0
+    for row in DEPLOYMENTS:
+        found = row.rate()
+        off = found / row.published - 1
+        of = "a GPU" if row.of_gpu else "a machine"
+        said = "above" if row.is_bound and off > 0 else f"{off:+.0%}"
+        if not row.is_bound:
+            counted += 1
+            near += abs(off) <= 0.15
+        print(
+            f"| {row.what} | {of} | {row.published:,.0f} | {found:,.0f} | {said} | {row.assumed} |"
+        )
+    print(f"\n{near} of {counted} within 15 %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

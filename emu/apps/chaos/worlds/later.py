@@ -1,0 +1,37 @@
+"""Draws of keys that came late, by a stream of their own, so that all other worlds stay."""
+
+from __future__ import annotations
+
+from emu.apps.chaos.worlds.drawing import Tables, chance, pick
+from emu.apps.chaos.worlds.models import MODELS
+from emu.config.kinds import KINDS
+from emu.config.names import NO_ENGINE
+from emu.config.schema import RooflineTable, SchedulerTable, VidurTable
+from emu.config.tables import tag_of
+from emu.rng import rng_stream
+
+_VIDUR = tuple(
+    name for name, kind in KINDS[SchedulerTable].kinds.items() if issubclass(kind, VidurTable)
+)
+_MXFP4 = "openai/gpt-oss-20b"
+"""The drawn model whose experts are stored in 4 bits."""
+
+
+def draw_later(seed: int, tables: Tables) -> None:
+    """Where replicas are put, what a prompt's words cost, which kernel wide experts run."""
+    rng = rng_stream(seed, "chaos later")
+    spreads = chance(rng, 0.15)
+    encodes, widens, plans = chance(rng, 0.3), chance(rng, 0.5), chance(rng, 0.15)
+    for group in tables.get("replicas", ()):
+        if spreads and "gpus" not in group:
+            group["place"] = "spread"
+    latency = tables["latency"]
+    if latency.get("backend") == tag_of(RooflineTable):
+        has_engine = tables.get("engine", {}).get("name") != NO_ENGINE
+        if encodes and has_engine and {"front_end", "host_overhead"}.isdisjoint(latency):
+            latency["prompt_token_us"] = float(pick(rng, (0.0, 8.0, 100.0)))
+        if widens and tables["model"].get("name") == _MXFP4:
+            latency["mxfp4_experts"] = "marlin"
+    is_dense = tables["model"].get("name") == MODELS[0].name
+    if plans and is_dense and tables["scheduler"]["policy"] in _VIDUR:
+        tables["scheduler"]["memory_margin_fraction"] = float(pick(rng, (0.1, 0.3)))
