@@ -7,11 +7,10 @@ from typing import Final
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import Config
 from emu.process.compiled import build
+from emu.scheduling.parts import STEPS_BY_THE_RULE
 
 COSTS_FROM_S: Final = 10.0
 """A run that took at least so many seconds names its slow modes."""
-_SLOW_FEATURES: Final = ("speculative decoding", "LoRA adapters")
-"""Features whose steps are formed one by one, request by request."""
 
 
 def slow_modes(config: Config, plan: Plan) -> list[str]:
@@ -27,7 +26,7 @@ def slow_modes(config: Config, plan: Plan) -> list[str]:
 
 
 def _of_replica(replica: ReplicaPlan) -> list[str]:
-    found = [one.name for one in replica.features if one.name in _SLOW_FEATURES]
+    found = [one.name for one in replica.features if STEPS_BY_THE_RULE in dict(one.forbids)]
     if replica.data_parallel_group:
         found.append("data-parallel groups")
     if replica.pipeline_parallel > 1:
