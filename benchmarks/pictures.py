@@ -1,7 +1,7 @@
 """The pictures of the documentation, drawn anew: python -m benchmarks.pictures
 
 A recording of a terminal (first-minute.svg), distributions of a study (study-ttft.svg), and, where
-Chromium is installed, pages as a browser shows them (report.png, plan.png). `make
+Chromium is installed, pages as a browser shows them (report.png, plan.png, live.png). `make
 pictures` and CI call it; the drawings of terminal and study are the same bytes each time.
 """
 
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +45,10 @@ _LINE_S: Final = 0.35
 """Between two lines of the recording."""
 _COMMAND_S: Final = 2.5
 """Before a command's output appears."""
+_LOADED: Final = "document.readyState === 'complete'"
+_LIVE_RATE_PER_S: Final = 8.0
+_LIVE_POINTS: Final = 20
+"""Half seconds that the live page has shown before it is photographed."""
 _STYLE: Final = "<style>@keyframes shown{to{opacity:1}}</style>"
 
 
@@ -97,12 +106,12 @@ def draw_study(path: Path) -> None:
 
 def photograph() -> list[str]:
     """Pages as a browser shows them; the names of the pictures. None without Chromium."""
-    from tests.browser import Browser, reason_to_skip
+    from tests.browser import reason_to_skip
 
     if reason_to_skip():
         print(f"no pages: {reason_to_skip()}", file=sys.stderr)
         return []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         here = Path(place)
         emu.run(ROOT / "configs/experiments/tutorial-autoscale.toml", output=here / "report")
         emu.plan(
@@ -114,15 +123,54 @@ def photograph() -> list[str]:
             tpot_p95="40ms",
             output=str(here / "plan"),
         )
-        names = []
         for name in ("report", "plan"):
-            url = (here / name / "report.html").as_uri()
-            with Browser(here / f"profile-{name}", url) as browser:
-                browser.wait_for("document.readyState === 'complete'")
-                shot = browser.call("Page.captureScreenshot", format="png")["data"]
-            (IMAGES / f"{name}.png").write_bytes(base64.b64decode(shot))
-            names.append(f"{name}.png")
-        return names
+            _shoot(name, (here / name / "report.html").as_uri(), _LOADED, here)
+        _shoot_live(here)
+        return ["report.png", "plan.png", "live.png"]
+
+
+def _shoot(name: str, url: str, condition: str, here: Path) -> None:
+    """A page as it is once `condition` holds in it."""
+    from tests.browser import Browser
+
+    with Browser(here / f"profile-{name}", url) as browser:
+        browser.wait_for(condition)
+        shot = browser.call("Page.captureScreenshot", format="png")["data"]
+    (IMAGES / f"{name}.png").write_bytes(base64.b64decode(shot))
+
+
+def _shoot_live(here: Path) -> None:
+    """The page of a live server after some seconds of a steady load."""
+    rng, over = random.Random(1), threading.Event()
+    given = [str(ROOT / "configs/quickstart.toml"), "--port", "0", "--startup-s", "0"]
+    command = [sys.executable, "-m", "emu", "serve", *given, "-o", str(here / "live")]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = next(line.split()[-1] for line in server.stdout if line.startswith("live page"))
+
+    def ask(body: dict[str, object]) -> None:
+        call = urllib.request.Request(
+            f"{url.rstrip('/')}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        urllib.request.urlopen(call, timeout=60).read()
+
+    def load() -> None:
+        while not over.wait(rng.expovariate(_LIVE_RATE_PER_S)):
+            prompt, tokens = [1] * rng.randrange(200, 2000), rng.randrange(20, 200)
+            body = {"prompt": prompt, "max_tokens": tokens}
+            threading.Thread(target=ask, args=(body,), daemon=True).start()
+
+    threading.Thread(target=load, daemon=True).start()
+    try:
+        _shoot(
+            "live", url, f"typeof points !== 'undefined' && points.length > {_LIVE_POINTS}", here
+        )
+    finally:
+        over.set()
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=60)
 
 
 def main() -> None:

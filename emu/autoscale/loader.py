@@ -29,7 +29,7 @@ from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.carrier import Carried, Carrier
 from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
-from emu.units import MIB, ms_to_ns
+from emu.units import MIB, ms_to_ns, s_to_ns
 
 CHAIN_CHUNK_BYTES: Final = MIB
 NVLINK_CHUNK_BYTES: Final = 256 * MIB
@@ -103,10 +103,14 @@ class LoadWorld(msgspec.Struct):
 class Loader:
     """Starts, follows and gives up loads."""
 
-    def __init__(self, world: LoadWorld, *, load_delay_ms: float = 0.0) -> None:
+    def __init__(
+        self, world: LoadWorld, *, load_delay_ms: float = 0.0, pin_bytes_per_s: float = 0.0
+    ) -> None:
+        """`pin_bytes_per_s`: how fast pages are pinned before a read from disk; 0 = they are."""
         self.active: list[ActiveLoad] = []
         self._world = world
         self._delay_ns = ms_to_ns(load_delay_ms)
+        self._pin_bytes_per_s = pin_bytes_per_s
 
     def start(self, load: Load, *, after_ns: int = 0) -> ActiveLoad:
         """Begin; `after_ns` = time until the first byte (a process that must start first)."""
@@ -256,12 +260,22 @@ class Loader:
         if method != "disk":
             from_host()
             return
-        self._carry(
-            active,
-            [(world.topology.ssd_to_host_path(gpu), size) for gpu, size in gpus],
-            from_host,
-            pair=(-1, target.replica),
-        )
+
+        def from_disk() -> None:
+            if active.is_cancelled:
+                return
+            self._carry(
+                active,
+                [(topology.ssd_to_host_path(gpu), size) for gpu, size in gpus],
+                from_host,
+                pair=(-1, target.replica),
+            )
+
+        if not self._pin_bytes_per_s:
+            from_disk()
+            return
+        pin_ns = s_to_ns(max(weights.gpu_bytes) / self._pin_bytes_per_s)
+        world.kernel.call_at(world.kernel.now_ns + pin_ns, PRIORITY_NETWORK, from_disk)
 
     def _tanz(self, active: ActiveLoad) -> None:
         lanes = len(active.load.sources)

@@ -48,7 +48,7 @@ from emu.network.topology import Topology
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
-from emu.units import ceil_div, ms_to_ns, s_to_ns
+from emu.units import GIB, ceil_div, ms_to_ns, s_to_ns
 
 S = ReplicaState
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
@@ -162,7 +162,11 @@ class Scaler(Actor):
         """Between which replicas loads did not end in time, and until when plans leave it out."""
         told = (self._on_segments, self._on_loaded)
         loads = LoadWorld(world.kernel, world.network, topology, weights, *told)
-        self.loader = Loader(loads, load_delay_ms=table.load_delay_ms)
+        self.loader = Loader(
+            loads,
+            load_delay_ms=table.load_delay_ms,
+            pin_bytes_per_s=table.pin_gib_per_s * GIB,
+        )
         for replica in world.members:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)

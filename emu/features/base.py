@@ -18,7 +18,7 @@ A feature has no state. What changes during a run is in its `Part`, its `Door`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from msgspec.structs import asdict
 
@@ -109,6 +109,18 @@ class Door(Protocol):
     def ready_ns(self, now_ns: int, request: Request) -> int:
         """When a request that comes now has passed it."""
         ...
+
+
+class Shown(NamedTuple):
+    """Images that a prompt may have, and the tokens that they take."""
+
+    most: int
+    """Images of a prompt."""
+    tokens_max: int
+    """Tokens of one: no step could encode more."""
+    square_pixels: int
+    """Edge of the square that becomes a token; 0 = every image takes `fixed_tokens`."""
+    fixed_tokens: int
 
 
 class Column(Protocol):
@@ -242,6 +254,10 @@ class Feature:
         """What requests pass at the gateway because of it."""
         return None
 
+    def shown(self, place: Place) -> Shown | None:
+        """The images that calls may show a replica; None = it takes none because of this."""
+        return None
+
     def facts(self, place: Place, config: Config) -> dict[str, str]:
         """What `emu validate` says of it, by name."""
         return {}
@@ -270,6 +286,9 @@ class Feature:
 
     def draw_late(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of colocated vllm replicas, when all else but shapes is drawn."""
+
+    def draw_shared(self, rng: np.random.Generator, tables: Tables) -> None:
+        """The same in worlds of one group that shares experts, of a model with layers for it."""
 
     def draw_keys(self, rng: np.random.Generator, tables: Tables, drawn: Tables) -> None:
         """What becomes of its `values` that were drawn for a world's scheduler."""

@@ -265,6 +265,13 @@ def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
     )
 
 
+def is_measured(gpu: GpuSpec, engine: str = "") -> bool:
+    """Whether kernels were measured on just this GPU, not on another of its architecture."""
+    return gpu.name in kernels_of(gpu).measured.split(", ") or (
+        bool(engine) and has_surfaces(f"{gpu.name}.{engine}")
+    )
+
+
 def with_static_inputs(kernels: Kernels) -> Kernels:
     """With products of 8 bits whose inputs have scales known beforehand (TensorRT-LLM).
 

@@ -86,6 +86,7 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
     `shape`: (decodes that run on average, their history, new tokens of a prompt).
     """
     from emu.cluster.backends import make_latency
+    from emu.latency.coefficients import is_measured, kernels_of
     from emu.latency.corrected import CorrectedBackend
     from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
@@ -113,6 +114,10 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
         for slope, after, before in zip(slopes, there, base, strict=True):
             slope.append((log(after) - log(before)) / parameter.step)
     posterior = known.posterior
+    kernels, source = 0.0, known.source
+    if latency.backend == "roofline" and not is_measured(replica.gpu, bound.engine.name):
+        kernels = kernels_of(replica.gpu).spread / 100 / _Z90
+        source += f"; {replica.gpu.name} is unmeasured: no kernel behind its times"
     shift = [mean - value for mean, value in zip(posterior.mean, here, strict=True)]
     halves, parts = {}, {}
     for metric, slope in zip(METRICS, slopes, strict=True):
@@ -121,13 +126,13 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
             of_one * sum(map(mul, row, slope))
             for of_one, row in zip(slope, posterior.covariance, strict=True)
         ]
-        rest = posterior.noise[metric] ** 2
+        rest = posterior.noise[metric] ** 2 + kernels**2
         halves[metric] = 100 * (abs(off) + _Z90 * sqrt(sum(each) + rest))
         whole = sum(abs(one) for one in each) + rest
         names = [parameter.name for parameter in PARAMETERS]
         parts[metric] = {name: abs(one) / whole for name, one in zip(names, each, strict=True)}
         parts[metric]["rest"] = rest / whole
-    return Spread(halves, parts, known.source)
+    return Spread(halves, parts, source)
 
 
 def typical_of(

@@ -35,7 +35,9 @@ class Story:
         self.segments: list[tuple[float, int, int]] = []
 
 
-def _load(load: Load, *, model: str, tp: int, machines: int = 4) -> Story:
+def _load(
+    load: Load, *, model: str, tp: int, machines: int = 4, pin_bytes_per_s: float = 0.0
+) -> Story:
     """Replicas of `tp` GPUs on machines of 8, nothing else on the links."""
     node = NodeTable(count=machines, nvlink_gbps=1600, pcie_gbps=128, nic_latency_us=0)
     topology = build_topology([node], [lookup_gpu("A800-SXM4-80GB")])
@@ -63,7 +65,7 @@ def _load(load: Load, *, model: str, tp: int, machines: int = 4) -> Story:
             lambda replica, count: story.segments.append((kernel.now_ns / 1e9, replica, count)),
             on_loaded,
         )
-        Loader(world).start(load)
+        Loader(world, pin_bytes_per_s=pin_bytes_per_s).start(load)
 
         await kernel.run()
 
@@ -97,6 +99,17 @@ def test_the_table_of_section_6_10(model: str) -> None:
     assert p2p == pytest.approx(rdma_s, abs=0.01)
     assert nvlink == pytest.approx(nvlink_s, abs=0.006)
     assert disk - host == pytest.approx(ssd_s, rel=0.01)
+
+
+def test_pages_are_pinned_before_a_read_from_disk_and_for_no_other_load() -> None:
+    model, tp, rate = "meta-llama/Meta-Llama-3-8B", 1, 4e9
+    size = _rank_bytes(model, tp)
+    for method, late_s in (("disk", size / rate), ("host", 0.0)):
+        plain, pinned = (
+            _load(Load(method, _targets(1)), model=model, tp=tp, pin_bytes_per_s=pin).loaded_s[1]
+            for pin in (0.0, rate)
+        )
+        assert pinned - plain == pytest.approx(late_s, abs=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])

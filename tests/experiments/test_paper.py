@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from emu.apps.experiments.loads import loads
 from emu.apps.experiments.measure import Figures
 from emu.apps.experiments.paper import paper
-from emu.apps.experiments.papercases import CODE, denser, other_parts, run_case
+from emu.apps.experiments.papercases import CODE, Case, denser, other_parts, run_case
 from emu.apps.experiments.papercauses import Frontier, Waits
 from emu.apps.experiments.runner import Runner
+from emu.errors import InputError
 
 
 def run(ttfts_ms: list[float], tbts_ms: list[float], gpu_s: float = 1.0) -> Figures:
@@ -95,5 +98,31 @@ def test_runs_that_differ_in_one_thing_have_directories_of_their_own(tmp_path: P
 
 def test_without_traces_it_says_which(tmp_path: Path) -> None:
     runner = Runner(Path("configs/experiments"), tmp_path, lambda _: None)
-    with pytest.raises(Exception, match="Azure's traces"):
-        next(paper(runner, "AB"))
+    for experiment in (paper, loads):
+        with pytest.raises(InputError, match="Azure's traces"):
+            next(experiment(runner, "AB"))
+
+
+def test_each_cause_of_a_slow_load_is_a_row_beside_the_released_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def once(_runner: Runner, _case: Case, _traffic: object, system: str, **given: Any) -> Figures:
+        asked.append((system, tuple(given["keys"])))
+        return run([100.0 if system == "blitzscale" else 200.0], [10.0])
+
+    monkeypatch.setattr("emu.apps.experiments.loads.run_case", once)
+    monkeypatch.setattr("emu.apps.experiments.loads.find_traffic", lambda *_: (None, "drawn"))
+    runner = Runner(Path("configs/experiments"), tmp_path, lambda _: None, 1, tmp_path)
+    code, burst = loads(runner, "AB")
+    assert code.title.startswith("azure_code_8b") and burst.title.startswith("burstgpt_72b")
+    head, *rows = code.table
+    assert len(rows) == 6 and {len(row) for row in rows} == {len(head)}
+    assert rows[0][head.index("TTFT against allcache")] == "-50%"
+    assert asked[0] == ("blitzscale", ())
+    switched = {key for _, keys in asked for key in keys}
+    assert switched == {
+        *("autoscale.cold_start_s", "autoscale.pin_gib_per_s"),
+        *("latency.step_overhead_us", "autoscale.faithful"),
+    }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.mtp import CASES, Case
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
@@ -106,3 +107,10 @@ def test_a_group_that_shares_experts_drafts(tmp_path: Path) -> None:
     drafts, plain = (summary_of(tmp_path / one) for one in ("drafts", "plain"))
     assert drafts["speculation"]["mean_acceptance_length"] == pytest.approx(2.18, abs=0.06)
     assert drafts["mean_tpot_ms"] < plain["mean_tpot_ms"]
+
+
+@pytest.mark.parametrize(
+    ("case", "off"), list(zip(CASES, (-1, 7, -20), strict=True)), ids=[case.what for case in CASES]
+)
+def test_speed_ups_are_as_far_from_the_published_as_the_page_says(case: Case, off: float) -> None:
+    assert 100 * (case.speed_up() / case.published - 1) == pytest.approx(off, abs=1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from emu.apps.fidelity.command import fidelity_command
 from emu.apps.fidelity.options import FidelityOptions
-from emu.apps.fidelity.points.board import groups_of, point_board
+from emu.apps.fidelity.points.board import TAKEN_AS_DRAFTED, groups_of, point_board
 from emu.apps.fidelity.points.cases import Job, configuration, emulate
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
@@ -18,7 +18,7 @@ from emu.errors import InputError
 from tests.shared_data import SHARED, needs_shared
 
 HEADER = (
-    "id,note,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,dp,p_workers,p_tp,p_pp,p_dp,"
+    "id,note,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,moe_tp,dp,p_workers,p_tp,p_pp,p_dp,"
     "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,ttft_ms,tpot_ms"
 )
 COLUMNS = HEADER.split(",")
@@ -106,8 +106,11 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
 
 def test_the_name_of_a_run_counts_where_columns_count_ranks_twice(tmp_path: Path) -> None:
     row = {"gpus": "16", "tp": "16", "ep": "4", "dp": "1", "note": "raw id says tp4 ep4"}
-    points, unread = read_points(table(tmp_path, row))
+    untold = {"id": "b", "gpus": "64", "tp": "64", "ep": "8", "moe_tp": "8"}
+    points, unread = read_points(table(tmp_path, row, untold))
     assert unread == []
+    (server,) = points[1].servers
+    assert (server.tensor_parallel, server.expert_parallel) == (8, 8)
     (server,) = points[0].servers
     assert (server.tensor_parallel, server.expert_parallel, server.gpus) == (4, 4, 4)
 
@@ -130,15 +133,57 @@ def test_a_sample_goes_in_turn_through_the_strata_and_depends_on_the_seed(tmp_pa
 
 
 def test_a_point_is_emulated_and_its_error_told(tmp_path: Path) -> None:
-    table(tmp_path, {}, {"id": "b", "spec": "unknown"})
+    table(tmp_path, {}, {"id": "b", "spec": "mtp1"})
     board = point_board(tmp_path, sample=0, seed=0)
     (row,) = board.compared
     assert row.kind == "dense"
     assert 1 < row.emulated.tpot_ms < 100
     assert row.error("tpot_ms") == pytest.approx(100 * (row.emulated.tpot_ms / 10 - 1))
-    assert board.left_out == {"whether drafts were on is not known": 1}
+    assert board.left_out == {"drafts are not emulated here: mtp1": 1}
     names = {(group.by, group.name) for group in groups_of(board.compared)}
     assert ("engine, GPU, precision, kind", "vllm, H100-SXM5-80GB, fp8, dense") in names
+
+
+def test_whether_drafts_were_on_is_one_choice_for_a_series(tmp_path: Path) -> None:
+    slow, fast = {"spec": "unknown", "tpot_ms": "8"}, {"spec": "unknown", "tpot_ms": "3"}
+    table(
+        tmp_path,
+        {"id": "a_c2_cfg1", **slow},
+        {"id": "b_c2_cfg2", **fast},
+        {"id": "b_c4_cfg2", **fast, "load_value": "4"},
+        # Slower than its series, which had drafts.
+        {"id": "b_c1_cfg2", **fast, "load_value": "1", "tpot_ms": "7"},
+    )
+    board = point_board(tmp_path, sample=0, seed=0)
+    assert [row.point.point_id for row in board.compared] == ["a_c2_cfg1"]
+    assert board.left_out == {TAKEN_AS_DRAFTED: 3}
+
+
+def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> None:
+    row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM"}
+    points, _ = read_points(table(tmp_path, row | {"gpus": "8", "tp": "8"}))
+    assert "has weights of fp8_block, the row says fp4" in emulate(Job(points[0])).refused
+
+
+def test_tensorrt_llm_takes_the_keys_and_values_that_nvidias_checkpoint_names(
+    tmp_path: Path,
+) -> None:
+    row = {"model": "nvidia/Llama-3.3-70B-Instruct", "gpu": "H200-SXM", "version": ""}
+    path = table(
+        tmp_path,
+        row | {"engine": "trtllm"},
+        row | {"engine": "trtllm", "precision": ""},
+        row | {"engine": "vllm"},
+    )
+    points, _ = read_points(path)
+    told = ["kv_cache_dtype" in configuration(Job(point)) for point in points]
+    assert told == [True, False, False]
+
+
+def test_a_row_may_name_activations_that_are_wider_than_the_weights(tmp_path: Path) -> None:
+    row = {"model": "openai/gpt-oss-120b", "precision": "fp8", "gpu": "H200-SXM"}
+    points, _ = read_points(table(tmp_path, row))
+    assert 'name = "openai/gpt-oss-120b"' in configuration(Job(points[0]))
 
 
 def test_a_peers_errors_stand_beside(tmp_path: Path) -> None:

@@ -179,7 +179,6 @@ def test_an_endpoint_picker_finds_every_name_it_asks_for(tmp_path: Path) -> None
                 "vllm:num_requests_waiting{",
                 "vllm:num_requests_running{",
                 "vllm:kv_cache_usage_perc{",
-                "vllm:lora_requests_info{",
                 "vllm:cache_config_info{",
                 'block_size="16"',
                 'num_gpu_blocks="2000"',
@@ -193,9 +192,7 @@ def test_an_endpoint_picker_finds_every_name_it_asks_for(tmp_path: Path) -> None
         labels = pool["selector"]["matchLabels"].items()
         assert all(labels <= pod["metadata"]["labels"].items() for pod in pods)
 
-    raw = tables(replicas=[{"count": 2}])
-    raw["scheduler"]["enable_lora"] = True
-    run(tmp_path, raw, check, fleet=True)
+    run(tmp_path, tables(replicas=[{"count": 2}]), check, fleet=True)
 
 
 KUBECTL = shutil.which("kubectl")

@@ -11,6 +11,13 @@ import pytest
 from tests.browser import Browser
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
 
+BRUSH = """(() => {
+  const place = $('c-ttft'), box = place.getBoundingClientRect();
+  place.setPointerCapture = () => {};
+  for (const [type, part] of [['pointerdown', 0.3], ['pointermove', 0.5], ['pointermove', 0.7], ['pointerup', 0.7]])
+    place.dispatchEvent(new PointerEvent(type, { clientX: box.left + part * box.width, button: 0, bubbles: true }));
+})()"""
+
 
 def take(browser: Browser, name: str) -> None:
     """A picture for the eye, where one is wanted."""
@@ -38,10 +45,17 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
             assert browser.evaluate("$('status').textContent") == "ready"
             assert browser.evaluate(
                 "(() => { const top = () => document.querySelector('main').offsetTop, was = top();"
-                "onState({...last, pace: {verdict: 'late', late: 1e6, requests: 1e9,"
+                "onState({...last, pace: {...last.pace, verdict: 'late', late: 1e6, requests: 1e9,"
                 " first_late_s: 1e5, worst_s: 1e3}});"
                 "return $('pace').textContent.startsWith('LOST') && top() === was; })()"
             ), "a verdict moves the page"
+            browser.evaluate(BRUSH)
+            browser.wait_for("chosenSpan && $('shown').textContent.includes('back to now')")
+            shown = browser.evaluate("chosenSpan.high - chosenSpan.low")
+            assert 0 < shown <= browser.evaluate("points.at(-1).at_s - points[0].at_s")
+            browser.evaluate("document.querySelector('[data-last=\"0\"]').click()")
+            assert browser.evaluate("chosenSpan") is None
+            assert browser.evaluate("$('planner').hidden")
             browser.evaluate("$('more').click()")
             browser.wait_for("$('message').textContent.includes('2 prefill replicas')")
             browser.wait_for("$('log').textContent.includes('inactive → prefill')")
@@ -56,6 +70,9 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
             )
             browser.wait_for("$('log').textContent.includes('straggler')")
             browser.wait_for("last.replicas[1].slowdown === 3")
+            browser.wait_for("!$('s-forces').hidden")
+            browser.evaluate("$('group').value = 'none'; $('group').onchange()")
+            assert browser.evaluate("document.querySelectorAll('.replica')[1].style.order") == "1"
             assert browser.console == [], browser.console
             browser.evaluate("$('fstatus').value = 200; $('failures').requestSubmit()")
             browser.evaluate("$('failures').noValidate = true; $('failures').requestSubmit()")

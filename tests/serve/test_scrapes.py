@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from emu.apps.serve.choices import Choice
 from emu.apps.serve.endpoint_metrics import EndpointPage
 from emu.request import Request
-from tests.serve.invariants import check_page, check_server
+from tests.serve.invariants import check_blocks, check_page, check_server
 from tests.serve.live import Live, run, tables
 from tests.serve.test_fleet import DECODE_FIRST, endpoints, replayed
 
@@ -31,6 +32,32 @@ FAULTS = (
     ("transfer_broken", 2.0, 0.5),
 )
 ROUNDS = 24
+
+
+class Leaving:
+    """When a client may leave: anyio loses a socket whose connecting is cancelled."""
+
+    def __init__(self) -> None:
+        self._connecting = 0
+        self._leaver: asyncio.Task[None] | None = None
+
+    async def see(self, event: str, _: object) -> None:
+        """What httpx does for it."""
+        if event == "connection.connect_tcp.started":
+            self._connecting += 1
+        elif event.startswith("connection.connect_tcp."):
+            self._connecting -= 1
+            if self._leaver is not None:
+                self.leave(self._leaver)
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Now, or as soon as it has connected."""
+        self._leaver = task
+        if self._connecting == 0:
+            task.cancel()
+
+
+_LEAVING: ContextVar[Leaving] = ContextVar("_LEAVING")
 
 
 class Clients:
@@ -63,14 +90,18 @@ class Clients:
             coming = self._rooms(one, two, prompt, output)
         else:
             coming = self._by_hand(one, two, prompt, output)
+        leaving = _LEAVING.set(Leaving())
         task = asyncio.create_task(coming)
         self.tasks.append(task)
         if rng.random() < 0.15:
-            asyncio.get_running_loop().call_later(rng.random() * 0.05, task.cancel)
+            leave = _LEAVING.get().leave
+            asyncio.get_running_loop().call_later(rng.random() * 0.05, leave, task)
+        _LEAVING.reset(leaving)
 
     async def _post(self, port: int, path: str, body: dict[str, Any]) -> httpx.Response | None:
+        traced = {"trace": _LEAVING.get().see}
         try:
-            return await self._ports[port].post(path, json=body)
+            return await self._ports[port].post(path, json=body, extensions=traced)
         except httpx.HTTPError:
             return None
 
@@ -167,7 +198,7 @@ def test_every_scrape_keeps_the_laws_whatever_strikes(
                 until_ns = live.cluster.kernel.wall_ns() + rng.randrange(10**9)
                 while live.cluster.kernel.wall_ns() < until_ns:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                check_server(live)
+                check_blocks(live.cluster)
                 given.check()
             await asyncio.gather(*clients.tasks, return_exceptions=True)
             await live.until(lambda: live.cluster.gateway.outstanding == 0)

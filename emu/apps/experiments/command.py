@@ -6,6 +6,7 @@ six        six prefill replicas at once (Fig. 21)
 cache      bytes of weights in host memory (Fig. 19)
 fleet      ten models on one fleet whose host memory holds three
 paper      the headline figures of BlitzScale
+loads      what loads may cost besides moving bytes, in the paper's setting
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 from emu.apps.experiments.ablation import ablation
 from emu.apps.experiments.cache import cache
 from emu.apps.experiments.fleet import fleet
+from emu.apps.experiments.loads import loads
 from emu.apps.experiments.options import ExperimentOptions
 from emu.apps.experiments.pairings import pairings
 from emu.apps.experiments.paper import paper
@@ -37,6 +39,7 @@ EXPERIMENTS: Final[Mapping[str, Callable[[Runner, Sequence[str]], Iterator[Shown
             "cache": cache,
             "fleet": fleet,
             "paper": paper,
+            "loads": loads,
         }
     )
 )

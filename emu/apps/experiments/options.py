@@ -17,8 +17,8 @@ class ExperimentOptions(Quiet):
     name: Annotated[
         str,
         Argument(
-            "pairings, ablation, six, cache, fleet (ten models) or paper (BlitzScale's headline"
-            " figures)."
+            "pairings, ablation, six, cache, fleet (ten models), paper (BlitzScale's headline"
+            " figures) or loads (what might slow its loads)."
         ),
     ]
     configs: Annotated[Path, Option("Directory of the configurations.")] = Path(
@@ -42,7 +42,7 @@ class ExperimentOptions(Quiet):
     traces: Annotated[
         Path | None,
         Option(
-            "paper: folder of Azure's traces of 2023 (AzureLLMInferenceTrace_code.csv and"
+            "paper, loads: folder of Azure's traces of 2023 (AzureLLMInferenceTrace_code.csv and"
             " _conv.csv)."
         ),
     ] = None

@@ -27,7 +27,7 @@ from emu.apps.serve.bodies import (
     decode_body,
     whole,
 )
-from emu.apps.serve.pictures import MARK, TOKEN_ID, Given, read_image
+from emu.apps.serve.pictures import MARK, TOKEN_ID, Given, read_image, tokens_of
 from emu.apps.serve.prompted import prompted
 from emu.apps.serve.script import FREE, Constraint
 from emu.apps.serve.tokenizer import Ids, Tokenizer
@@ -233,18 +233,18 @@ def _with_images(text: str, images: list[Given], tokenizer: Tokenizer) -> tuple[
     """The prompt's ids, with those of images in their places. Raises ApiError."""
     if not images:
         return tokenizer.encode(text), ()
-    pictures = tokenizer.pictures
-    if pictures is None:
+    shown = tokenizer.shown
+    if shown is None:
         problem = "this server takes text only (see scheduler.limit_mm_per_prompt)"
         raise ApiError(400, problem, param="messages")
     texts = text.split(MARK)
-    if len(images) > pictures.most or len(texts) != len(images) + 1:
-        problem = f"a prompt has at most {pictures.most} images, and no character U+FFFC"
+    if len(images) > shown.most or len(texts) != len(images) + 1:
+        problem = f"a prompt has at most {shown.most} images, and no character U+FFFC"
         raise ApiError(400, problem, param="messages")
     parts, places, at = [tokenizer.encode(texts[0])], [], 0
     for given, after in zip(images, texts[1:], strict=True):
         at = sum(map(len, parts))
-        tokens = pictures.tokens_of(given)
+        tokens = tokens_of(given, shown)
         places.append((given.identity, at, tokens))
         parts += [np.full(tokens, TOKEN_ID, dtype=np.int64), tokenizer.encode(after)]
     return np.concatenate(parts), tuple(places)

@@ -156,6 +156,7 @@ class Control:
             "faults": _fault_forms(),
             "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms},
             "replicas": len(self._service.cluster.replicas),
+            "ports": self._service.ports,
             "is_disaggregated": bool(self._service.cluster.watchers),
         }
         return HTMLResponse(live_page(facts))
@@ -165,8 +166,8 @@ class Control:
         return _json(snapshot(self._service))
 
     async def history(self, request: HttpRequest) -> Response:
-        """A point for each second, the oldest first."""
-        return JSONResponse({"points": list(self._service.trends.points)})
+        """A point for each second, and for each half minute before; the oldest first."""
+        return JSONResponse({"points": self._service.trends.history()})
 
     async def requests(self, request: HttpRequest) -> Response:
         """The requests with the longest TTFT among those that ended last, and what is under way."""

@@ -10,36 +10,21 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from emu.apps.serve.api_errors import ApiError
 from emu.cluster.plan import ReplicaPlan
-from emu.config.features import keys_of
-from emu.features.images.feature import Keys
 from emu.units import ceil_div
+
+if TYPE_CHECKING:
+    from emu.features.base import Shown
 
 TOKEN_ID: Final = 0
 """Of the tokens that stand for an image."""
 MARK: Final = "\ufffc"
 """Stands for an image in a text."""
-_TOKEN_PIXELS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "qwen2_vl": 28,
-        "qwen2_5_vl": 28,
-        "qwen3_vl": 32,
-        "qwen3_vl_moe": 32,
-        "qwen3_5": 32,
-        "mistral3": 28,
-        "kimi_k25": 28,
-    }
-)
-"""Edge of the square that becomes a token, by kind of model: patch times merge."""
-_FIXED: Final[Mapping[str, int]] = MappingProxyType({"gemma3": 256})
-"""Tokens of every image, where the model scales them to one size."""
 
 
 class Given(Struct, frozen=True):
@@ -51,42 +36,24 @@ class Given(Struct, frozen=True):
     height: int
 
 
-class Pictures(Struct, frozen=True, kw_only=True):
-    """What the served model takes."""
-
-    pixels: int
-    """Edge of a token's square; 0 = every image takes `fixed_tokens`."""
-    fixed_tokens: int
-    most: int
-    """Images of a prompt."""
-    tokens_max: int
-    """Tokens of one."""
-
-    def tokens_of(self, given: Given) -> int:
-        """Tokens of an image. Raises ApiError for one that no step could encode."""
-        tokens = self.fixed_tokens
-        if self.pixels:
-            tokens = ceil_div(given.width, self.pixels) * ceil_div(given.height, self.pixels)
-        if tokens > self.tokens_max:
-            problem = f"an image of {tokens} tokens is more than {self.tokens_max}"
-            raise ApiError(400, problem, param="messages")
-        return tokens
+def tokens_of(given: Given, shown: Shown) -> int:
+    """Tokens of an image. Raises ApiError for one that no step could encode."""
+    tokens, pixels = shown.fixed_tokens, shown.square_pixels
+    if pixels:
+        tokens = ceil_div(given.width, pixels) * ceil_div(given.height, pixels)
+    if tokens > shown.tokens_max:
+        problem = f"an image of {tokens} tokens is more than {shown.tokens_max}"
+        raise ApiError(400, problem, param="messages")
+    return tokens
 
 
-def pictures_of(plan: ReplicaPlan) -> Pictures | None:
+def shown_to(plan: ReplicaPlan) -> Shown | None:
     """What a replica's model takes; None = text only, or how large a token is is not known."""
-    keys, kind = keys_of(plan.scheduler, Keys), plan.model.model_type
-    pixels, fixed = _TOKEN_PIXELS.get(kind, 0), _FIXED.get(kind, 0)
-    if not keys.limit_mm_per_prompt or not (pixels or fixed):
-        return None
-    step = plan.scheduler.tokens_max
-    budget = keys.max_num_encoder_input_tokens or step
-    return Pictures(
-        pixels=pixels,
-        fixed_tokens=fixed,
-        most=keys.limit_mm_per_prompt["image"],
-        tokens_max=min(budget, keys.encoder_cache_size or step),
-    )
+    for feature in plan.features:
+        shown = feature.shown(plan)
+        if shown is not None:
+            return shown
+    return None
 
 
 def read_image(url: object, where: str) -> Given:

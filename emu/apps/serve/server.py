@@ -41,7 +41,7 @@ from emu.apps.serve.kubernetes.http import Kubernetes
 from emu.apps.serve.kv_events import KvEvents
 from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.pace import Adapter
-from emu.apps.serve.pictures import pictures_of
+from emu.apps.serve.pictures import shown_to
 from emu.apps.serve.ports import BACKLOG, Dispatch, ReplicaPorts, bind, port_of
 from emu.apps.serve.recording import LatenessFile, ReplayFile, Tape, TrafficLog
 from emu.apps.serve.service import Service, schedule, served_names, weights_from_host_s
@@ -131,7 +131,7 @@ class LiveServer:
             check_fleet(len(self.plan.replicas), policy, options.ports, source)
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
         if len(self.plan.models) == 1:
-            self.tokenizer.pictures = pictures_of(self.plan.replicas[0])
+            self.tokenizer.shown = shown_to(self.plan.replicas[0])
         self.answers = Answers(Path(options.answers) if options.answers else None)
         self.exporter = _exporter(options)
         self.service: Service | None = None
@@ -276,6 +276,7 @@ class LiveServer:
         ports = [port_of(s) for s in self._endpoint_sockets]
         fleet = Fleet(service, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
+        service.ports = ports
         if options.kv_events_port is not None:
             wire = service.wire
             fleet.events = KvEvents(service, fleet.endpoints, options.kv_events_port, wire)

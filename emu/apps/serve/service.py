@@ -164,6 +164,8 @@ class Service:
         self.stale_metrics_s: dict[str, float] = {}
         """For so long the page of a replica's port stays as it is; keys are ids, or `all`."""
         self.kv_noise = KvNoise()
+        self.ports: list[int] = []
+        """Of the replicas, where each has one."""
         """What happens to KV events on their way."""
         self._first_ns = -1
         self.on_first_call: list[Callable[[], None]] = []

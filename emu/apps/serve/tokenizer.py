@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import zlib
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.apps.serve.pictures import Pictures
 from emu.errors import InputError, install_hint
+
+if TYPE_CHECKING:
+    from emu.features.base import Shown
 
 Ids = NDArray[np.int64]
 _FILLER: Final = (
@@ -37,7 +39,7 @@ class Tokenizer(Protocol):
     pieces: list[str]
     """Texts of the filler tokens, in the order in which answers cycle through them."""
     piece_ids: Ids
-    pictures: Pictures | None
+    shown: Shown | None
     """Images that the model takes beside text; None = it takes none."""
 
     def encode(self, text: str) -> Ids:
@@ -55,7 +57,7 @@ class ByteTokenizer:
     vocab_size = 257
 
     def __init__(self) -> None:
-        self.pictures: Pictures | None = None
+        self.shown: Shown | None = None
         self.pieces = list(_FILLER)
         self.piece_ids = self.encode(_FILLER)
 
@@ -87,7 +89,7 @@ class FileTokenizer:
             self._reader = Reader.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for a bad file
             raise InputError(str(path), None, "--tokenizer", str(error)) from None
-        self.pictures: Pictures | None = None
+        self.shown: Shown | None = None
         self.vocab_size = int(self._reader.get_vocab_size())
         self.pieces = self._words(str(path))
         self.piece_ids = self.encode("".join(self.pieces))

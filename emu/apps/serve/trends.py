@@ -2,8 +2,9 @@
 
 `Trends` takes one point a second of wall time: percentiles of the requests that ended since the
 last point, rates of tokens and of bytes between the replicas, replicas by role. It keeps the last
-`POINTS_MAX` points, so that a page that is opened late shows the past too, and the last
-`REQUESTS_KEPT` requests that ended, for the inspector. All times are emulated.
+`POINTS_MAX` points, and one for each `MERGED` of the twelve hours before, so that a page that is
+opened late shows the past too; and the last `REQUESTS_KEPT` requests that ended, for the inspector.
+All times are emulated.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from emu.request import Request, Status
 from emu.units import NS_PER_MS, NS_PER_S
 
 POINTS_MAX: Final = 600
+MERGED: Final = 30
+_OLDER_MAX: Final = 12 * 3600 // MERGED
 REQUESTS_KEPT: Final = 512
 PAIRS_SHOWN: Final = 64
 _PERCENTS: Final = (50, 95, 99)
@@ -48,6 +51,8 @@ class Trends:
         self._cluster = cluster
         self._slo = slo
         self.points: deque[dict[str, object]] = deque(maxlen=POINTS_MAX)
+        self._leaving: list[dict[str, object]] = []
+        self._older: deque[dict[str, object]] = deque(maxlen=_OLDER_MAX)
         self.ended: deque[Request] = deque(maxlen=REQUESTS_KEPT)
         self._window: list[Request] = []
         self._flows: deque[Counter[tuple[int, int]]] = deque(maxlen=_PAIR_POINTS)
@@ -103,8 +108,21 @@ class Trends:
             gained = value - self._before.get(name, 0)
             point[f"{name}_per_s"] = round(gained / span_s, 1) if span_s > 0 else 0.0
         self._before = {"at_s": now_s, **totals, **moved}
-        self.points.append(point)
+        self.keep(point)
         return point
+
+    def history(self) -> list[dict[str, object]]:
+        """All points, the oldest first."""
+        return [*self._older, *self._leaving, *self.points]
+
+    def keep(self, point: dict[str, object]) -> None:
+        """The newest point; what is old is thinned."""
+        if len(self.points) == POINTS_MAX:
+            self._leaving.append(self.points[0])
+        self.points.append(point)
+        if len(self._leaving) == MERGED:
+            self._older.append(merged(self._leaving))
+            self._leaving.clear()
 
     def _seen(self) -> dict[str, float | None]:
         """TTFT as clients saw it, in emulated ms: the lateness of this machine is in it."""
@@ -166,6 +184,28 @@ class Trends:
             if request.request_id == request_id:
                 return story_of(request)
         return None
+
+
+def merged(points: Sequence[dict[str, object]]) -> dict[str, object]:
+    """One point for several: the worst p95 and p99, the sum of what ended, otherwise means.
+
+    The share that met the objectives is weighted by what ended; time and roles are the last ones.
+    """
+    found = dict(points[-1])
+    for key in sorted(found.keys() - {"event", "at_s", "roles"}):
+        values = [value for point in points if isinstance(value := point[key], float | int)]
+        if not values:
+            found[key] = None
+        elif key == "ended":
+            found[key] = sum(values)
+        elif key.endswith(("p95_ms", "p99_ms")):
+            found[key] = max(values)
+        elif key == "met_percent":
+            ended = [n for p in points if p[key] is not None and isinstance(n := p["ended"], int)]
+            found[key] = float(np.average(values, weights=ended))
+        else:
+            found[key] = round(sum(values) / len(values), 3)
+    return found
 
 
 def ttft_ms(request: Request) -> float:

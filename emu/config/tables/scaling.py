@@ -73,6 +73,12 @@ class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):
     cold_start_s: Annotated[
         NonNegative, doc("Time from decision to load (container, process).")
     ] = 0.0
+    pin_gib_per_s: Annotated[
+        NonNegative,
+        doc(
+            "A read from disk pins the pages of host memory first, at this rate per GPU (about 4 with cudaMallocHost); 0 = pinned since the start."
+        ),
+    ] = 0.0
     idle_s: Annotated[
         NonNegative,
         doc("Minimum 0: the last replica goes when no request has been there for so long."),

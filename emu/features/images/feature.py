@@ -21,9 +21,20 @@ from emu.config.features import keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import Count, Count0, NonNegative, Table, doc
 from emu.errors import InputError
-from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.base import (
+    Door,
+    Feature,
+    Figures,
+    OwnPolicy,
+    Place,
+    Served,
+    Shown,
+    Tables,
+    parts_of,
+)
 from emu.features.images.encoding import EncoderCache
 from emu.features.images.fleet import EncoderFleet
+from emu.features.images.squares import FIXED_TOKENS, SQUARE_PIXELS
 from emu.features.images.towers import TowerCosts, TowerPart, embedding_bytes, tower_costs
 from emu.features.modes import (
     GROUP,
@@ -193,6 +204,21 @@ class Images(Feature):
             token_bytes=embedding_bytes(first.model),
             bytes_per_s=gbps_to_bytes_per_s(table.nic_gbps or first.node.nic_gbps),
             latency_ns=round(first.node.nic_latency_us * 1000),
+        )
+
+    def shown(self, place: Place) -> Shown | None:
+        """See `Feature.shown`; None also where it is not known how large a token is."""
+        keys, kind = keys_of(place.scheduler, Keys), place.model.model_type
+        pixels, fixed = SQUARE_PIXELS.get(kind, 0), FIXED_TOKENS.get(kind, 0)
+        if not keys.limit_mm_per_prompt or not (pixels or fixed):
+            return None
+        step = place.scheduler.tokens_max
+        budget = keys.max_num_encoder_input_tokens or step
+        return Shown(
+            most=keys.limit_mm_per_prompt["image"],
+            tokens_max=min(budget, keys.encoder_cache_size or step),
+            square_pixels=pixels,
+            fixed_tokens=fixed,
         )
 
     def facts(self, place: Place, config: Config) -> dict[str, str]:

@@ -209,6 +209,14 @@ class Speculative(Feature):
         accepted, length = figures["acceptance_rate"], figures["mean_acceptance_length"]
         return "Drafts", f"{accepted:.1%} accepted, {number(length)} tokens a step, {pays}"
 
+    def draw_shared(self, rng: np.random.Generator, tables: Tables) -> None:
+        """Drafts of the model's own layers, at published rates."""
+        tables["scheduler"]["speculative_config"] = {
+            "method": "mtp",
+            "num_speculative_tokens": (1, 3)[int(rng.integers(2))],
+            "text": ("mixed", "math", "code", "story")[int(rng.integers(4))],
+        }
+
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

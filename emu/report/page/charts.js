@@ -355,9 +355,12 @@ const emuCharts = (function () {
     });
   }
 
+  // The value of the x axis at so many pixels from the left of a chart.
+  function valueAt(id, pixels) { return drawn.get(id).convertFromPixel({ xAxisIndex: 0 }, pixels); }
+
   function resize() { drawn.forEach((instance) => instance.resize()); }
 
-  return { start, draw, resize, theme, short };
+  return { start, draw, resize, theme, short, valueAt };
 })();
 if (document.getElementById("figures")) {
   emuCharts.start(JSON.parse(document.getElementById("figures").textContent));

@@ -5,7 +5,8 @@ const $ = (id) => document.getElementById(id);
 const facts = JSON.parse($("facts").textContent);
 const token = new URLSearchParams(location.search).get("token") || "";
 const DENSE_FROM = 33;
-const POINTS_MAX = 600;
+const POINTS_MAX = 4000;  // then the server, which thins what is old, is asked for all of them again
+const SHOWN_FIRST = 600;
 const COLORS = {
   inactive: "#9aa4b2", failed: "#dc2626", prefill: "#2563eb", new_prefill: "#38bdf8", refractory_prefill: "#0891b2",
   old_prefill: "#1e40af", aus_prefill: "#60a5fa", decode: "#16a34a", mutating_to_decode: "#65a30d", aus_decode: "#4ade80",
@@ -51,6 +52,7 @@ function onState(s) {
   put("kv", (100 * used / (total || 1)).toFixed(1) + " %");
   put("blocks", used.toLocaleString("en") + " of " + total.toLocaleString("en"));
   put("flows", Object.entries(s.flows).filter(([, n]) => n).map(([k, n]) => n + " " + k).join(", ") || "0");
+  $("moving").hidden = !facts.is_disaggregated && !Object.values(s.moved_bytes).some(Boolean);
   put("moved", Object.entries(s.moved_bytes).filter(([, n]) => n).map(([k, n]) => bytes(n) + " " + k).join(", ") || "nothing moved");
   replicas(s.replicas);
   put("latencies", Object.entries(s.latencies).map(([name, q]) =>
@@ -58,6 +60,7 @@ function onState(s) {
   put("ended", Object.entries(s.ended).map(([k, n]) => n + " " + k).join(", ")
     + (s.faults ? `, ${s.faults} fault${s.faults > 1 ? "s" : ""}` : "") + (s.failures_returned ? `, ${s.failures_returned} failures returned` : ""));
   planner(s.planner); pairs(s.pairs); forces(s.faults_in_force, s.at_s);
+  $("s-forces").hidden = !s.faults_in_force.length && !s.pairs.length;
 }
 
 const dense = facts.replicas >= DENSE_FROM;
@@ -78,21 +81,24 @@ makeReplicas();
 function replicas(list) {
   const box = $("replicas");
   const shade = $("shade").value;
-  const top = Math.max(1, ...list.map((r) => r[shade] || 0));
+  const value = (r) => shade === "kv" ? 100 * r.blocks_used / (r.blocks_total || 1) : r[shade];
+  const top = Math.max(...list.map(value));  // shades are relative, or a quiet cluster looks all the same
+  put("top", top ? `full: ${shade === "kv" ? round(top) + " % of the KV" : top + " " + shade}` : "");
+  arrange(list);
   for (const r of list) {
-    const part = Math.round(shade === "kv" ? 100 * r.blocks_used / (r.blocks_total || 1) : 100 * r[shade] / top);
+    const part = top ? Math.round(100 * value(r) / top) : 0;
     const key = [r.state, r.running, r.waiting, part, r.slowdown, r.id === chosen].join();
     const card = box.children[r.id];
     if (card.shown === key) continue;
     card.shown = key;
     card.style.setProperty("--state", color(r.state));
     card.classList.toggle("chosen", r.id === chosen);
-    card.title = `replica ${r.id}: ${r.state}, ${r.running} running, ${r.waiting} waiting, KV ${(100 * r.blocks_used / (r.blocks_total || 1)).toFixed(1)} %, `
+    card.title = `replica ${r.id}${port(r)}: ${r.state}, ${r.running} running, ${r.waiting} waiting, KV ${(100 * r.blocks_used / (r.blocks_total || 1)).toFixed(1)} %, `
       + `${r.gpus} GPU${r.gpus > 1 ? "s" : ""} of machine ${r.machine}` + (r.slowdown !== 1 ? `, iterations take ${+r.slowdown.toPrecision(3)} times as long` : "");
     if (dense) { card.style.setProperty("--part", part + "%"); continue; }
     const [title, text, meter] = card.children;
     const factor = +r.slowdown.toPrecision(3);
-    title.children[0].textContent = r.id + (factor !== 1 ? ` (${factor}x)` : "");
+    title.children[0].textContent = r.id + (facts.ports.length ? " :" + facts.ports[r.id] : "") + (factor !== 1 ? ` (${factor}x)` : "");
     title.children[1].textContent = r.state;
     text.textContent = `${r.running} running, ${r.waiting} waiting`;
     meter.firstChild.style.width = part + "%";
@@ -100,7 +106,44 @@ function replicas(list) {
   const counts = {};
   for (const r of list) counts[r.state] = (counts[r.state] || 0) + 1;
   put("legend", Object.keys(counts).sort().map((n) => `<span><i style="background:${color(n)}"></i>${counts[n]} ${n}</span>`).join(""), true);
+  if (!counted && document.activeElement !== $("count")) $("count").value = serving();
   commands(false);
+}
+const port = (r) => facts.ports.length ? ` on port ${facts.ports[r.id]} (${["inactive", "failed"].includes(r.state) ? "refuses" : "listens"})` : "";
+
+// The worst stand first in their group; the order changes every five seconds at most.
+const GROUPS = ["failed", "colocated", "prefill", "decode", "loading", "draining", "spare", "inactive"];
+const badness = (r) => (r.state === "failed" ? 1e9 : 0) + (r.slowdown > 1 ? 1e6 * r.slowdown : 0) + 1e3 * r.waiting + 100 * r.blocks_used / (r.blocks_total || 1);
+const heads = new Map();
+let arranged = 0, counted = false;
+function arrange(list) {
+  if (Date.now() < arranged + 5000) return;
+  arranged = Date.now();
+  const by = $("group").value, groups = new Map();
+  for (const r of [...list].sort((a, b) => badness(b) - badness(a) || a.id - b.id)) {
+    const key = by === "role" ? roleOf(r.state) || kindOf(r.state) : by === "machine" ? "machine " + r.machine : "";
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(r);
+  }
+  const place = (key) => by === "role" ? GROUPS.indexOf(key) : 0;
+  let order = 0;
+  for (const head of heads.values()) head.hidden = true;
+  for (const [key, members] of [...groups].sort(([a], [b]) => place(a) - place(b))) {
+    if (key) heading(key, order, members);
+    order += 1;
+    for (const r of members) $("replicas").children[r.id].style.order = String(order++);
+  }
+}
+function heading(key, order, members) {
+  if (!heads.has(key)) {
+    heads.set(key, document.createElement("div"));
+    heads.get(key).className = "group";
+    $("replicas").append(heads.get(key));
+  }
+  const head = heads.get(key), sum = (name) => members.reduce((a, r) => a + r[name], 0);
+  head.hidden = false;
+  head.style.order = String(order);
+  head.innerHTML = `<b>${key}</b> <span class="soft">${members.length}; ${sum("running")} running, ${sum("waiting")} waiting</span>`;
 }
 
 let offered = "";
@@ -114,7 +157,8 @@ function commands(force) {
 }
 
 function planner(p) {
-  if (!p) { put("planner", '<p class="soft">This cluster does not scale by itself.</p>', true); return; }
+  $("h-planner").hidden = $("planner").hidden = !p;
+  if (!p) return;
   const row = (name, value) => `<tr><td>${name}</td><td>${value}</td></tr>`;
   const wanted = Object.entries(p.wanted).filter(([, v]) => v).map(([k, v]) => `${escaped(k)} ${["prefill", "decode", "colocated"].includes(k) && v > 0 ? "+" : ""}${round(v)}`).join(", ");
   put("planner", "<table class=facts>" + row("planner", escaped(p.name)) + row("sees waiting", `${p.waiting_requests} requests, ${p.waiting_tokens.toLocaleString("en")} tokens`)
@@ -156,9 +200,49 @@ const seconds = (ms) => ms >= 1000 ? (ms / 1e3).toPrecision(2) + " s" : round(ms
 function onPoint(p) {
   if (points.length && p.at_s <= points[points.length - 1].at_s) return; // the history has it
   points.push(p);
-  if (points.length > POINTS_MAX) points.shift();
+  if (points.length > POINTS_MAX) reload();
   while (marks.length && points.length && marks[0].x < points[0].at_s) marks.shift();
   if (!document.hidden) drawTrends();
+}
+
+// What the charts show: the last points (0: all), or a time that was chosen with the brush.
+let shownLast = SHOWN_FIRST, chosenSpan = null;
+function spanShown() {
+  if (chosenSpan) return chosenSpan;
+  const first = points[shownLast ? Math.max(0, points.length - shownLast) : 0];
+  return { low: first.at_s, high: Math.max(points[points.length - 1].at_s, first.at_s + 1) };
+}
+function choose(low, high) {
+  chosenSpan = { low: Math.max(low, points[0].at_s), high: Math.min(high, points[points.length - 1].at_s) };
+  if (chosenSpan.high - chosenSpan.low < 1) chosenSpan.high = chosenSpan.low + 1;
+  drawTrends();
+}
+$("range").onclick = (e) => {
+  const { last: count, zoom } = e.target.dataset || {};
+  if (!points.length) return;
+  if (count !== undefined) { shownLast = Number(count); chosenSpan = null; drawTrends(); }
+  if (zoom === undefined) return;
+  const { low, high } = spanShown(), middle = (low + high) / 2, half = Number(zoom) * (high - low) / 2;
+  choose(middle - half, middle + half);
+};
+for (const place of document.querySelectorAll(".brushed")) {
+  let from = null, box = null;
+  const at = (e) => e.clientX - place.getBoundingClientRect().left;
+  place.addEventListener("pointerdown", (e) => { if (e.button === 0 && points.length) from = at(e); });
+  place.addEventListener("pointermove", (e) => {
+    if (from === null || (!box && Math.abs(at(e) - from) < 8)) return;
+    if (!box) { box = document.createElement("div"); box.className = "brush"; place.append(box); place.setPointerCapture(e.pointerId); }
+    box.style.left = Math.min(from, at(e)) + "px"; box.style.width = Math.abs(at(e) - from) + "px";
+  });
+  const end = (e) => {
+    const wasBrushed = box !== null && e.type === "pointerup", ends = [from, at(e)].sort((a, b) => a - b);
+    if (box) box.remove();
+    from = box = null;
+    if (wasBrushed) choose(...ends.map((pixels) => emuCharts.valueAt(place.id, pixels)));
+  };
+  place.addEventListener("pointerup", end);
+  place.addEventListener("pointercancel", end);
+  place.addEventListener("dblclick", () => { chosenSpan = null; drawTrends(); });
 }
 
 function drawTrends() {
@@ -168,19 +252,26 @@ function drawTrends() {
   const count = known.reduce((a, p) => a + p.ended, 0);
   put("met", count ? (known.reduce((a, p) => a + p.met_percent * p.ended, 0) / count).toFixed(1) + " %" : "-");
   put("decode", round(now.decode_tokens_per_s)); put("prefill", round(now.prefill_tokens_per_s));
+  const span = { unit: "s", ...spanShown() }, every = points;
+  drawSpan(span, every.filter((p, i) => (every[i + 1] || p).at_s >= span.low && (every[i - 1] || p).at_s <= span.high));
+  put("shown", `${span.low.toFixed(0)} to ${span.high.toFixed(0)} s` + (chosenSpan ? " (double click: back to now)" : ""));
+  for (const button of $("range").querySelectorAll("[data-last]")) button.setAttribute("aria-pressed", String(!chosenSpan && Number(button.dataset.last) === shownLast));
+}
+
+function drawSpan(span, points) {
   const x = points.map((p) => p.at_s), of = (key, scale) => points.map((p) => p[key] === null || p[key] === undefined ? null : p[key] * (scale || 1));
   const line = (name, key, color, more) => ({ name, color, x, y: of(key, more && more.scale), ...more });
-  const span = { unit: "s", low: x[0], high: Math.max(x[x.length - 1], x[0] + 1) };
   const chart = (id, series, more) => {
     const at = $(id).getBoundingClientRect();  // what is not on the screen is drawn when it comes there
-    if (at.bottom > 0 && at.top < innerHeight) emuCharts.draw({ id, legend: true, marks, x: span, y: { low: 0 }, series, ...more });
+    if (at.bottom > 0 && at.top < innerHeight) emuCharts.draw({ id, legend: true, marks: marks.filter((m) => m.x >= span.low && m.x <= span.high), x: span, y: { low: 0 }, series, ...more });
   };
   for (const name of ["ttft", "tpot"]) {
-    const goal = facts.slo[name + "_ms"], top = Math.max(0, ...of(`${name}_p99_ms`));
+    const hasClients = name === "ttft" && points.some((p) => p.seen_ttft_p50_ms > 1.1 * p.ttft_p50_ms + 5);
+    const goal = facts.slo[name + "_ms"], top = Math.max(0, ...of(`${name}_p99_ms`), ...(hasClients ? of("seen_ttft_p99_ms") : []));
     // The axis reaches up to the objective unless that would flatten the curves.
     const low = { low: 0, high: goal && goal >= top && goal < 4 * top ? goal * 1.1 : undefined };
     const lines = [line("p50", `${name}_p50_ms`, "#0072b2"), line("p95", `${name}_p95_ms`, "#e69f00"), line("p99", `${name}_p99_ms`, "#d55e00")];
-    if (name === "ttft" && points.some((p) => p.seen_ttft_p50_ms > 1.1 * p.ttft_p50_ms + 5)) lines.push(line("clients, p50", "seen_ttft_p50_ms", "#dc2626", { dash: true }));
+    if (hasClients) lines.push(line("clients, p50", "seen_ttft_p50_ms", "#dc2626", { dash: true }), line("clients, p99", "seen_ttft_p99_ms", "#7f1d1d", { dash: true }));
     chart("c-" + name, lines,
       { y: low, limits: goal && goal < 4 * top ? [{ axis: "y", value: goal, text: "objective" }] : [] });
   }
@@ -230,7 +321,7 @@ function stages(r) {
 async function list() {
   const got = await look("requests");
   if (!got) return;
-  const row = (r) => `<tr data-id="${r.id}"><td>${r.id}</td><td>${r.status}</td><td>${r.prompt_tokens}</td><td>${r.generated_tokens}</td>`
+  const row = (r) => `<tr data-id="${r.id}"><td>${r.id}</td><td>${r.status === "queued" && r.first_token_s !== null ? "running" : r.status}</td><td>${r.prompt_tokens}</td><td>${r.generated_tokens}</td>`
     + `<td>${r.first_token_s === null ? "-" : round((r.first_token_s - r.arrival_s) * 1e3)}</td></tr>`;
   const table = (title, rows) => `<table><thead><tr><th>${title}</th><th></th><th>prompt</th><th>output</th><th>TTFT, ms</th></tr></thead><tbody>${rows.map(row).join("")}</tbody></table>`;
   $("list").innerHTML = table("slowest", got.slowest) + table("oldest under way", got.under_way);
@@ -241,6 +332,7 @@ async function inspect(id) {
   const spans = stages(r), whole = spans.reduce((a, b) => a + b, 0) || 1;
   const bar = spans.length ? `<div class="gantt">${spans.map((s, i) => `<i style="width:${100 * s / whole}%;background:${SPANS[i][1]}" title="${SPANS[i][0]} ${round(s * 1e3)} ms"></i>`).join("")}</div>`
     + `<p class="soft">${spans.map((s, i) => `<i style="background:${SPANS[i][1]};display:inline-block;width:9px;height:9px;border-radius:2px"></i> ${SPANS[i][0]} ${round(s * 1e3)} ms`).join(" &nbsp; ")}</p>` : "";
+  $("detail").hidden = false;
   $("detail").innerHTML = `<b>Request ${r.id}</b>, ${escaped(r.status)} ${escaped(r.reason)}${bar}<dl>`
     + Object.entries(r).filter(([k, v]) => !["id", "status", "reason"].includes(k) && v !== "" && v !== null)
       .map(([k, v]) => `<dt class="soft">${k.replace(/_/g, " ")}</dt><dd>${escaped(v)}</dd>`).join("") + "</dl>";
@@ -287,6 +379,8 @@ const roleOf = (state) => state.startsWith("shutting") || state.startsWith("load
   : state.includes("prefill") ? "prefill" : state === "colocated" ? "colocated" : "";
 if (!facts.is_disaggregated) $("role").value = "colocated";
 const scale = (n) => post("scale", { role: $("role").value, replicas: Math.max(0, n) }, (r) => `${r.replicas} ${r.role} replicas, ${r.commands.length} commands`);
+$("count").oninput = () => { counted = true; };
+$("role").onchange = () => { counted = false; if (last) replicas(last.replicas); };
 $("scale").onsubmit = (e) => { e.preventDefault(); scale(number("count")); };
 const serving = () => last ? last.replicas.filter((r) => roleOf(r.state) === $("role").value).length : 0;
 $("more").onclick = () => scale(serving() + 1);
@@ -303,6 +397,7 @@ $("slowing").onsubmit = (e) => {
 };
 $("pacing").onsubmit = (e) => { e.preventDefault(); post("knobs", { speed: number("newspeed") }, (r) => `speed ${r.speed}`); };
 $("shade").onchange = () => { if (last) replicas(last.replicas); };
+$("group").onchange = () => { arranged = 0; if (last) replicas(last.replicas); };
 
 const named = Object.entries(facts.slo).filter(([, v]) => v).map(([k, v]) => `${k.replace("_ms", "").toUpperCase()} ${v}`);
 goals = named.length ? named.join(", ") + " ms; 30 s" : "no objectives in [slo]";
@@ -315,9 +410,13 @@ addEventListener("scroll", () => soon(drawTrends), { passive: true });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawTrends);
 document.addEventListener("visibilitychange", () => { if (!document.hidden && last) { onState(last); drawTrends(); } });
 
-async function begin() {
+async function reload() {
   const got = await look("history");
   if (got) points = got.points;
+}
+
+async function begin() {
+  await reload();
   drawTrends();
   list();
   const source = new EventSource("emu/events" + (token ? "?token=" + encodeURIComponent(token) : ""));

@@ -52,6 +52,7 @@ def judge_loads(tape: Tape) -> None:
     deadline_ns = to_ns(deadline_s)
     autoscale = tape.config.autoscale
     cold_ns = 0 if autoscale is None else to_ns(autoscale.cold_start_s)
+    pins = autoscale is not None and autoscale.pin_gib_per_s > 0  # before a read from disk
     begins: dict[int, list[int]] = defaultdict(list)
     for record in tape.by_event["transfer"]:
         if record["kind"] == "weights" and record.get("source") == -1:
@@ -66,7 +67,8 @@ def judge_loads(tape: Tape) -> None:
                 tape.say(f"T6: replica {replica} loads from {since_ns} to {until_ns} ns")
             own = [at for at in begins[replica] if since_ns <= at < until_ns]
             tape.count("load_time")
-            if own and autoscale is not None and own[0] - since_ns != cold_ns:
+            late_ns = own[0] - since_ns - cold_ns if own and autoscale is not None else 0
+            if late_ns < 0 or (late_ns and not pins):
                 tape.say(
                     f"T6: the load of replica {replica} at {since_ns} ns begins at {own[0]} ns"
                 )

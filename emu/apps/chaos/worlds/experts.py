@@ -10,6 +10,7 @@ from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.faults import fault_on
+from emu.features.registry import all_features
 from emu.rng import rng_stream
 
 SHARE: Final = 1 / 30
@@ -56,11 +57,8 @@ def _draft(rng: Rng, tables: Tables) -> None:
     """A larger model, which has layers for multi-token prediction."""
     tables["model"] = {"name": "deepseek-ai/DeepSeek-V3", "max_model_tokens": 4096}
     tables["nodes"][0]["gpu"] = "GB200"
-    tables["scheduler"]["speculative_config"] = {
-        "method": "mtp",
-        "num_speculative_tokens": int(pick(rng, (1, 3))),
-        "text": pick(rng, ("mixed", "math", "code", "story")),
-    }
+    for feature in all_features():
+        feature.draw_shared(rng, tables)
 
 
 def _engine(rng: Rng, members: int) -> Tables:

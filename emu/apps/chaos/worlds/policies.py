@@ -111,7 +111,7 @@ def _scheduler(rng: Rng, policy: str) -> Tables:
 
 
 def pool_scaling(rng: Rng) -> Tables:
-    return {
+    drawn: Tables = {
         "executor": pick(rng, ("blitz", "serverless")),
         "planner": HPA,
         "metric": pick(rng, ("kv_utilization", "concurrency", "queue")),
@@ -123,6 +123,9 @@ def pool_scaling(rng: Rng) -> Tables:
         "cold_start_s": float(pick(rng, (0.0, 0.0, 0.3))),
         "metrics_delay_ms": float(pick(rng, (0.0, 0.0, 0.0, 30.0, 400.0))),
     }
+    # Engines that start for a load also pin its pages; no draw of its own, so worlds stay.
+    drawn["pin_gib_per_s"] = 4.2 if drawn["cold_start_s"] else 0.0
+    return drawn
 
 
 def role_scaling(rng: Rng) -> Tables:

@@ -19,6 +19,7 @@ from emu.apps.fidelity.points.table import Point
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
+from emu.catalogue.sizes import weight_bytes
 from emu.config.load import load_config
 from emu.engines.registry import nearest_version
 from emu.errors import InputError
@@ -31,6 +32,8 @@ _NODE_GPUS: Final = {"GB200": 4, "GB300": 4}
 """GPUs of one machine, where not 8."""
 _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4"}
 """Weights by the tables' word for a precision, where the checkpoint's name does not say."""
+_BITS: Final = {"bf16": 16, "fp8": 8, "fp4": 4, "nvfp4": 4, "mxfp4": 4, "int4": 4}
+"""Bits of a weight by the tables' word for a precision."""
 _NARROW_KV: Final = ("B200", "B300", "GB200", "GB300")
 """GPUs on which these servers kept keys and values in 8 bits."""
 RANDOM_TEXT_US: Final = 8.4
@@ -163,10 +166,25 @@ def _model(point: Point, configs: Path | None) -> Iterable[str]:
         yield f'hf_config = "{file.resolve()}"'
     spec = model_of(point, configs)
     stored = spec.linear_dtype or spec.expert_dtype
+    told = {kind for kind in (spec.linear_dtype, spec.expert_dtype) if kind}
+    bits = _BITS.get(point.precision, 0)
+    if told and bits and all(weight_bytes(8192, kind) // 1024 > bits for kind in told):
+        # A row may name wider activations (gpt-oss in fp8), not narrower weights.
+        problem = f"{point.model} has weights of {stored}, the row says {point.precision}"
+        raise InputError(point.point_id, None, "precision", problem)
     if not stored and point.precision in _STORED:
         yield f'dtype = "{_STORED[point.precision]}"'
-    if point.gpu.startswith(_NARROW_KV):
+    if point.gpu.startswith(_NARROW_KV) or _is_calibrated(point):
         yield 'kv_cache_dtype = "fp8"'
+
+
+def _is_calibrated(point: Point) -> bool:
+    """Whether TensorRT-LLM takes keys and values of 8 bits from NVIDIA's checkpoint.
+
+    NVIDIA's checkpoints of Llama name them (hf_quant_config.json); vLLM is told by a flag.
+    """
+    is_narrow = _BITS.get(point.precision, 16) < 16
+    return point.engine == "tensorrt-llm" and is_narrow and "Llama-3" in point.model
 
 
 def _machines(point: Point) -> Iterable[str]:

@@ -33,10 +33,14 @@ _DRAWN_SOURCES: Final = ("inferencex",)
 others send text of fixed lengths."""
 _DOUBTFUL: Final = ("gap-analysis", "aic-gap-analysis")
 """Words in the names of sources whose rows contradict their neighbors."""
-_UNKNOWN: Final = "unknown"
+UNKNOWN: Final = "unknown"
+"""What a table says of drafts that it knows nothing of."""
 _RAW: Final = re.compile(r"raw id says tp(\d+) ep(\d+)")
 """A note where a source's columns count the ranks twice (tp 16 of 16 GPUs for a server of 4): the
 name of the measured run is right, as the same loads on the plain server show."""
+_MACHINES: Final = ("H100-SXM", "H200-SXM", "B200-SXM")
+_MACHINE_RANKS: Final = 8
+"""GPUs of a machine of these kinds, which is all that one server of these sources has."""
 _GPUS: Final = {"H100-SXM": "H100-SXM5-80GB", "B200": "B200-SXM-180GB"}
 """Names of GPUs that mean several in general, and one in these tables."""
 
@@ -96,7 +100,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> tuple[str, ...]:
-        """What is alike in points that differ in the number of clients only."""
+        """What is alike in points of one server that differ in their load only.
+
+        A name that ends with the number of a configuration says it.
+        """
+        known = re.search(r"_(cfg\d+)$", self.point_id)
+        if known is not None:
+            return self.source, known[1]
         parts = (f"{s.role}{s.count}x{s.tensor_parallel}" for s in self.servers)
         lengths = f"{self.prompt_tokens}/{self.output_tokens}"
         what = (self.engine, self.version, self.gpu, self.model, self.precision, self.source)
@@ -206,16 +216,9 @@ def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if row.get("mode", "") == "disaggregated":
         prefill = _pool(row, "prefill", "p_")
         return (prefill, _pool(row, "decode", "d_"))
-    raw = _RAW.search(row.get("note", ""))
-    if raw is not None and _whole(row, "dp", 1) <= 1:
-        return (
-            Servers(
-                role="colocated",
-                count=1,
-                tensor_parallel=int(raw[1]),
-                expert_parallel=int(raw[2]),
-            ),
-        )
+    once = _counted_once(row)
+    if once is not None:
+        return (once,)
     found = _pool(row, "colocated", "")
     if not row.get("gpus", ""):
         raise _Left("number of GPUs not known")
@@ -225,6 +228,26 @@ def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if found.gpus != gpus:
         raise _Left(f"{gpus} GPUs, tp {found.tensor_parallel}, pp {found.pipeline_parallel}")
     return (found,)
+
+
+def _counted_once(row: Mapping[str, str]) -> Servers | None:
+    """The server of a row whose columns count its ranks twice; None for other rows.
+
+    The note says so; or tp is the product of equal parts (of experts, and of each expert) and
+    above what one machine has, where the same engine's rows with a note have the same columns.
+    """
+    if _whole(row, "dp", 1) > 1:
+        return None
+    raw = _RAW.search(row.get("note", ""))
+    if raw is not None:
+        tensor, expert = int(raw[1]), int(raw[2])
+    else:
+        expert, part = _whole(row, "ep", 1), _whole(row, "moe_tp", 0)
+        is_square = expert == part and _whole(row, "tp", 1) == expert * part > _MACHINE_RANKS
+        if not is_square or row["gpu"] not in _MACHINES:
+            return None
+        tensor = expert
+    return Servers(role="colocated", count=1, tensor_parallel=tensor, expert_parallel=expert)
 
 
 def _pool(
@@ -244,7 +267,7 @@ def _pool(
 
 def _drafts(text: str) -> str:
     plain = text.strip().lower()
-    return "none" if plain in ("", "none", "none?") else _UNKNOWN if plain == _UNKNOWN else plain
+    return "none" if plain in ("", "none", "none?") else UNKNOWN if plain == UNKNOWN else plain
 
 
 def _version(text: str) -> str:
