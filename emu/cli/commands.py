@@ -129,6 +129,14 @@ _MANY: Final = {
             " replicas.0.count=6",
         ),
     ),
+    "scorecard": Command(
+        "An outside router's choices in a live session beside emu's routers and an oracle.",
+        "emu.apps.whatif.scorecard.options:ScorecardOptions",
+        "emu.apps.whatif.scorecard.command:scorecard_command",
+        "The same arrivals under each router: latencies, objectives, prefix hits, imbalance; and"
+        " the regret of\ndecisions (what the best replica in hindsight would have saved).",
+        ("emu scorecard runs/live --routers prefix_aware load",),
+    ),
     "sweep": Command(
         "Many runs of one config: a grid, a list, random points or a search.",
         "emu.apps.sweeps.options:SweepCommand",

@@ -45,10 +45,15 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
             assert browser.evaluate("$('status').textContent") == "ready"
             assert browser.evaluate(
                 "(() => { const top = () => document.querySelector('main').offsetTop, was = top();"
-                "onState({...last, pace: {...last.pace, verdict: 'late', late: 1e6, requests: 1e9,"
+                "onState({...last, pace: {...last.pace, recent_verdict: 'late', verdict: 'late', late: 1e6, requests: 1e9,"
                 " first_late_s: 1e5, worst_s: 1e3}});"
                 "return $('pace').textContent.startsWith('LOST') && top() === was; })()"
             ), "a verdict moves the page"
+            assert browser.evaluate(
+                "(() => { points.at(-1).ttft_p50_ms = 22; points.at(-1).seen_ttft_p50_ms = 5400;"
+                "onState({...last, pace: {...last.pace, recent_verdict: 'late'}});"
+                "return $('goals').textContent === 'clients saw 5.4 s, the cluster answered in 22 ms'; })()"
+            )
             browser.evaluate(BRUSH)
             browser.wait_for("chosenSpan && $('shown').textContent.includes('back to now')")
             shown = browser.evaluate("chosenSpan.high - chosenSpan.low")

@@ -43,6 +43,7 @@ class PaceNow(Struct, frozen=True, kw_only=True):
     late: int
     """Requests with a token that came too late."""
     recent: Recent
+    recent_verdict: str
     """Of the last half minute."""
     worst_s: float
     first_late_s: float
@@ -160,12 +161,14 @@ def _replica(replica: ReplicaHandle) -> ReplicaNow:
 
 def _pace(cluster: LiveCluster) -> PaceNow:
     pace = cluster.pace
+    recent = cluster.pace.recent(cluster.kernel.wall_ns())
     return PaceNow(
         verdict=pace.verdict,
         requests=pace.requests,
         late=pace.late,
         worst_s=round(pace.worst_s, 4),
-        recent=pace.recent(cluster.kernel.wall_ns()),
+        recent=recent,
+        recent_verdict=recent.verdict,
         first_late_s=round(pace.first_late_s, 3),
         is_late_now=pace.late_since_s >= 0,
     )

@@ -92,7 +92,7 @@ def alternatives(
     """The emulations that the regret of these requests needs."""
     arrivals = np.array([line.arrival_time_ns for line in lines])
     ends = arrivals + np.where(np.isnan(base.e2e_ms), np.inf, base.e2e_ms * 1e6)
-    starts = _starts(arrivals, ends) if _forgets(config) else np.zeros(len(lines), dtype=int)
+    starts = _starts(arrivals, ends) if _forgets(config, lines) else np.zeros(len(lines), dtype=int)
     variants, choices = [], []
     for request in requests:
         low = int(starts[request])
@@ -113,8 +113,10 @@ def alternatives(
     return variants, choices
 
 
-def _forgets(config: Config) -> bool:
+def _forgets(config: Config, lines: Sequence[Line]) -> bool:
     """What happens after an instant at which nothing is in the system does not depend on before."""
+    if any(line.input_tok_ids or line.tok_id_ranges or line.hash_ids for line in lines):
+        return False  # what is cached stays
     return config.autoscale is None and not config.faults and not config.commands
 
 

@@ -42,6 +42,12 @@ class Outcome(msgspec.Struct):
     gpu_seconds: float
     cost: float | None
     """In the unit of `nodes.hourly_price`."""
+    met: float | None = None
+    """Part of the requests that met every objective; None without objectives."""
+    hit_rate: float = 0.0
+    """Prompt tokens that a cache held / prompt tokens."""
+    tokens: dict[int, int] = {}
+    """Prompt and output of the requests that each replica gave the first token."""
 
 
 def with_lines(
@@ -96,7 +102,20 @@ def run_variant(variant: Variant) -> Outcome:
             _in_order(result.requests, len(variant.lines), "instance_id"),
             summary.gpu_seconds.total,
             summary.cost,
+            summary.slo.joint_attainment,
+            summary.prefix_hit_rate,
+            _tokens(result.requests),
         )
+
+
+def _tokens(rows: Rows) -> dict[int, int]:
+    """Tokens by the replica that gave the first one."""
+    sums: dict[int, int] = {}
+    sizes = rows["prompt_toks"] + rows["decode_toks"]
+    for replica_id, size in zip(rows["instance_id"].tolist(), sizes.tolist(), strict=True):
+        if replica_id >= 0:
+            sums[replica_id] = sums.get(replica_id, 0) + size
+    return sums
 
 
 def latencies_of(rows: Rows, count: int) -> Latencies:

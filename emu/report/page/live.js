@@ -43,7 +43,7 @@ function onState(s) {
   put("status", s.is_draining ? "draining" : s.is_ready ? "ready" : "starting, " + s.startup_left_s.toFixed(1) + " s");
   const pace = s.pace;
   $("pace").className = pace.verdict === "late" ? "bad" : "";
-  honest(pace.recent);
+  honest(pace.recent_verdict);
   put("pace", pace.verdict === "late"
     ? `LOST: ${pace.late} of ${pace.requests} answers late since ${pace.first_late_s.toFixed(1)} s, worst ${(pace.worst_s * 1e3).toFixed(0)} ms`
     : pace.verdict);
@@ -185,8 +185,8 @@ $("forces").onclick = (e) => {
 };
 
 // What clients saw of the last half minute, where this machine made them wait.
-function honest(recent) {
-  const isLate = recent.verdict === "late";
+function honest(verdict) {
+  const isLate = verdict === "late";
   const at = points.filter((p) => p.seen_ttft_p50_ms !== null && p.ttft_p50_ms !== null).slice(-1)[0];
   $("met").className = isLate ? "bad" : "";
   $("goals").className = isLate ? "bad" : "";
@@ -271,7 +271,7 @@ function drawSpan(span, points) {
     // The axis reaches up to the objective unless that would flatten the curves.
     const low = { low: 0, high: goal && goal >= top && goal < 4 * top ? goal * 1.1 : undefined };
     const lines = [line("p50", `${name}_p50_ms`, "#0072b2"), line("p95", `${name}_p95_ms`, "#e69f00"), line("p99", `${name}_p99_ms`, "#d55e00")];
-    if (hasClients) lines.push(line("clients, p50", "seen_ttft_p50_ms", "#dc2626", { dash: true }), line("clients, p99", "seen_ttft_p99_ms", "#7f1d1d", { dash: true }));
+    if (hasClients) lines.push(line("clients, p50", "seen_ttft_p50_ms", "#dc2626", { dash: true }), line("clients, p99", "seen_ttft_p99_ms", "#a21caf", { dash: true }));
     chart("c-" + name, lines,
       { y: low, limits: goal && goal < 4 * top ? [{ axis: "y", value: goal, text: "objective" }] : [] });
   }

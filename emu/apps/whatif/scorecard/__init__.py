@@ -1,0 +1,1 @@
+"""A scorecard of an outside router, from the recording of a live server."""
