@@ -55,7 +55,7 @@ autoscale/local_plans autoscale/planner autoscale/scaler autoscale/sight autosca
 autoscale/views
 backends/astra/calculator backends/astra/chain backends/astra/collective_run backends/astra/counts
 backends/astra/executor backends/astra/layer_times backends/astra/roofline_times
-latency/base latency/ends latency/packing latency/added latency/linear latency/mixed_roofline
+latency/base latency/ends latency/packing latency/added latency/linear
 latency/profile/attention latency/profile/backend latency/profile/skew latency/profile/tables
 latency/engine_steps latency/sampling latency/front_end latency/jitter
 latency/roofline latency/layer_costs

@@ -49,18 +49,18 @@ class _Kind:
     state_bytes: int
     """Of one sequence on one rank."""
 
-    __slots__ = ("attention", "count", "layer", "state_bytes", "window_tokens")
+    __slots__ = ("attention", "indices", "layer", "state_bytes", "window_tokens")
 
     def __init__(
         self,
         layer: Layer,
-        count: int,
+        indices: tuple[int, ...],
         attention: AttentionCost | None,
         window_tokens: int,
         state_bytes: int,
     ) -> None:
         self.layer = layer
-        self.count = count
+        self.indices = indices
         self.attention = attention
         self.window_tokens = window_tokens
         self.state_bytes = state_bytes
