@@ -79,7 +79,7 @@ def _known(groups: Mapping[str, Sequence[float]]) -> list[list[float]]:
 
 
 def _quantile(groups: Sequence[Sequence[float]], part: float) -> float:
-    """Of all values, where each group weighs the same."""
+    """The quantile of all values, where each group weighs the same."""
     weighted = sorted((value, 1 / len(values)) for values in groups for value in values)
     left = part * len(groups)
     for value, weight in weighted:
