@@ -38,25 +38,36 @@ kernel/clock kernel/digest kernel/lock kernel/natives kernel/priorities
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/looking scheduling/vllm scheduling/simple scheduling/pipeline scheduling/queues
-scheduling/verifying
+scheduling/verifying scheduling/fcfs scheduling/layer_batches
+scheduling/vidur/orca scheduling/vidur/paged scheduling/vidur/sarathi scheduling/vidur/vllm_v0
+scheduling/vidur/lightllm scheduling/vidur/faster_transformer
+features/speculation/acceptance features/speculation/passes features/lora/slots
 scheduling/sglang/admission scheduling/sglang/orders scheduling/sglang/retraction
 scheduling/sglang/scheduler
 scheduling/tensorrt_llm/capacity scheduling/tensorrt_llm/chunks scheduling/tensorrt_llm/scheduler
 kv/blocks kv/counting kv/free_list kv/keys kv/prefix_tree kv/radix kv/tiers kv/tree_pool
 migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
+migration/live
 network/carrier network/flows network/links network/max_min
-latency/base latency/ends latency/packing
+network/collectives network/congestion network/direct network/tree
+autoscale/blitz_plan autoscale/detours autoscale/draft autoscale/host_cache autoscale/hpa
+autoscale/local_plans autoscale/planner autoscale/scaler autoscale/sight autoscale/under_way
+autoscale/views
+backends/astra/calculator backends/astra/chain backends/astra/collective_run backends/astra/counts
+backends/astra/executor backends/astra/layer_times backends/astra/roofline_times
+latency/base latency/ends latency/packing latency/added latency/linear
+latency/profile/attention latency/profile/backend latency/profile/skew latency/profile/tables
 latency/engine_steps latency/sampling latency/front_end latency/jitter
 latency/roofline latency/layer_costs
 latency/kernels/products latency/kernels/experts latency/kernels/machine
-latency/kernels/attention latency/kernels/operations
+latency/kernels/attention latency/kernels/factors latency/kernels/operations
 replica/actor replica/effects replica/books replica/counters replica/crash replica/inbound
 replica/orders replica/posted replica/pace replica/ports replica/prerequisites replica/replica
 replica/serving replica/table replica/tier_traffic replica/view replica/watch replica/mailbox
 replica/weights replica/gate replica/flight/base replica/flight/step replica/flight/run
 replica/flight/staged replica/flight/member replica/flight/awaiting replica/flight/measured
 replica/flight/starters replica/flight/launchers replica/flight/onto_stages
-replica/flight/layered replica/flight/relay
+replica/flight/layered replica/flight/relay replica/wave
 routing/policies routing/order routing/signal
 cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries

@@ -2,6 +2,7 @@
 
     make bench                                   # benchmarks/results/*.json
     make bench-builds                            # both builds, the table of docs/speed.md
+    python -m benchmarks.modes                   # what modes cost, the other table there
     python -m benchmarks.peers PEERS.toml        # if other emulators are at hand
     python -m benchmarks.write_speed             # print the tables
     python -m benchmarks.write_speed --write     # make bench-docs: and put them into the page
@@ -17,6 +18,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +32,7 @@ SHORT: Final = ROOT / "docs" / "speed.md"
 PAGE: Final = ROOT / "docs" / "lab" / "speed-details.md"
 KEPT: Final = ROOT / "docs" / "figures" / "speed.json"
 FIGURE: Final = ROOT / "docs" / "figures" / "speed.svg"
-PARTS: Final = ("bench", "builds", "peers", "sweep", "profile")
+PARTS: Final = ("bench", "builds", "modes", "peers", "sweep", "profile")
 _BLOCK: Final = re.compile(
     r"<!-- speed: (\S+) -->\n(?:(?!<!-- speed: ).)*?<!-- end of speed -->", re.DOTALL
 )
@@ -230,7 +232,27 @@ def builds(kept: Kept) -> str:
     return f"{table(heads, rows)}\n\nemu: {note}"
 
 
-SHORT_BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {"builds": builds}
+def modes(kept: Kept) -> str:
+    """What modes cost beside a plain run, the dearest first."""
+    facts = kept["modes"]
+    rows = [
+        [
+            row["case"],
+            f"{row['requests']:,}",
+            f"{row['requests'] / row['cpu_s']:,.0f}",
+            f"{row['plain_per_s']:,.0f}",
+            f"{row['ratio']:.1f}",
+        ]
+        for row in sorted(facts["rows"], key=lambda row: -row["ratio"])
+    ]
+    heads = ["mode", "requests", "requests / CPU s", "plain beside it", "times as dear"]
+    note = place_and_time(
+        facts, f"compiled, in turn with plain runs, medians of {facts['repeats']}"
+    )
+    return f"{table(heads, rows)}\n\n{note}"
+
+
+SHORT_BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {"builds": builds, "modes": modes}
 
 
 def gathered() -> dict[str, Any]:
@@ -250,12 +272,20 @@ def gathered() -> dict[str, Any]:
     return kept
 
 
+def _wrapped(line: str) -> str:
+    """Prose in lines of the page's width; tables stay."""
+    if line.startswith("|"):
+        return line
+    later = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=later, break_on_hyphens=False)
+
+
 def rendered(text: str, kept: Kept) -> str:
     """The page with its blocks filled."""
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
-        block = {**BLOCKS, **SHORT_BLOCKS}[name](kept)
+        block = "\n".join(map(_wrapped, {**BLOCKS, **SHORT_BLOCKS}[name](kept).split("\n")))
         return f"<!-- speed: {name} -->\n\n{block}\n\n<!-- end of speed -->"
 
     return _BLOCK.sub(fill, text)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import msgspec
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from emu.latency.experts.parts import LayerParts
 
 
-class _Kind(msgspec.Struct):
+@final
+class _Kind:
     """Equal layers of a model."""
 
     layer: Layer
@@ -47,6 +48,22 @@ class _Kind(msgspec.Struct):
     """Tokens that a query reads at most; 0 = all."""
     state_bytes: int
     """Of one sequence on one rank."""
+
+    __slots__ = ("attention", "indices", "layer", "state_bytes", "window_tokens")
+
+    def __init__(
+        self,
+        layer: Layer,
+        indices: tuple[int, ...],
+        attention: AttentionCost | None,
+        window_tokens: int,
+        state_bytes: int,
+    ) -> None:
+        self.layer = layer
+        self.indices = indices
+        self.attention = attention
+        self.window_tokens = window_tokens
+        self.state_bytes = state_bytes
 
 
 class MixedRooflineBackend(RooflineBackend):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _KEY: Final = "latency.expert_routing"
+_KNOWN_MAX: Final = 1024
+"""Routings that a gate keeps."""
 
 
 class GateShape(msgspec.Struct, frozen=True):
@@ -120,6 +122,14 @@ def _own_gate(path: str, shape: GateShape, own: Mapping[str, object]) -> Gate:
     return gate
 
 
+def _kept(known: dict[int, Routing], tokens: int, routing: Routing) -> Routing:
+    """The routing of so many tokens, which is kept."""
+    if len(known) >= _KNOWN_MAX:
+        known.clear()
+    known[tokens] = routing
+    return routing
+
+
 def _by_rank(shape: GateShape, values: Iterable[int]) -> tuple[int, ...]:
     """Sum values that belong to experts over the experts of each rank."""
     sums = [0] * shape.ranks
@@ -181,9 +191,16 @@ class RoundRobinGate:
     def __init__(self, shape: GateShape, *, stuck: bool = False) -> None:
         self._shape = shape
         self._stuck = stuck
+        self._known: dict[int, Routing] = {}
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """Exact counts, token by token."""
+        found = self._known.get(tokens)
+        if found is None:
+            found = _kept(self._known, tokens, self._routing(tokens))
+        return found
+
+    def _routing(self, tokens: int) -> Routing:
         import numpy as np
 
         shape = self._shape
@@ -227,9 +244,16 @@ class ReplayedRandomGate:
 
     def __init__(self, shape: GateShape) -> None:
         self._shape = shape
+        self._known: dict[int, Routing] = {}
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """The same for every batch of the same size, since every batch starts the draws anew."""
+        found = self._known.get(tokens)
+        if found is None:
+            found = _kept(self._known, tokens, self._routing(tokens))
+        return found
+
+    def _routing(self, tokens: int) -> Routing:
         import numpy as np
 
         shape = self._shape
@@ -251,9 +275,16 @@ class SkewedGate:
         self._shape = shape
         places = rng_stream(shape.seed, "moe-gate/popularity").permutation(shape.experts) + 1
         self._visited = _visit_probabilities([1 / int(place) for place in places], shape.top_k)
+        self._known: dict[int, Routing] = {}
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """Rounded expectations, at least one token and one expert where any is likely."""
+        found = self._known.get(tokens)
+        if found is None:
+            found = _kept(self._known, tokens, self._routing(tokens))
+        return found
+
+    def _routing(self, tokens: int) -> Routing:
         shape = self._shape
         missed_by_rank = [1.0] * shape.ranks
         used_by_rank = [0.0] * shape.ranks

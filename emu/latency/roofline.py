@@ -215,7 +215,10 @@ class RooflineBackend:
         known = self._tokens.get(tokens)
         if known is not None:
             return known[0][1]
-        return sum(times * sum(cost) for times, cost in self._terms(tokens, self.parts[0]))
+        total = 0
+        for times, cost in self._terms(tokens, self.parts[0]):
+            total += times * sum(cost)
+        return total
 
     def tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""

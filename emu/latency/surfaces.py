@@ -6,7 +6,7 @@ measured over formula at knots of rows, for some shapes; between knots it is a s
 logarithm of the rows, and it ends flat. A shape that no table has takes the mean of its
 neighbors, weighted by their distance, and goes to the formula alone far from all of them.
 
-Nothing here knows a formula. What was asked for once is kept.
+Nothing here knows a formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import base64
 import functools
 import math
 import zlib
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -51,7 +50,9 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
         sums, total = [0.0] * count, _FORMULA
         wanted = [math.log(size) for size in shape]
         for at, known in enumerate(self.shapes):
-            away = sum((math.log(a) - b) ** 2 for a, b in zip(known, wanted, strict=True))
+            away = 0.0
+            for size, goal in zip(known, wanted, strict=True):
+                away += (math.log(size) - goal) ** 2
             weight = math.exp(-away / _REACH**2)
             if weight < 1e-4:
                 continue
@@ -70,44 +71,6 @@ class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     engine: str
     surfaces: dict[str, Surface]
-
-
-class Factors:
-    """What formulas are multiplied with; none of a family that was not measured."""
-
-    def __init__(self, file: SurfaceFile | None) -> None:
-        self._surfaces = {} if file is None else file.surfaces
-        self._knots: dict[str, list[float]] = {
-            name: [math.log(row) for row in surface.rows]
-            for name, surface in self._surfaces.items()
-        }
-        self._lines: dict[tuple[str, tuple[int, ...]], list[float]] = {}
-
-    def has(self, family: str) -> bool:
-        """Whether a family was measured."""
-        return family in self._surfaces
-
-    def of(self, family: str, shape: tuple[int, ...], rows: float) -> float:
-        """Measured over formula of so many rows; 1 for a family that was not measured."""
-        surface = self._surfaces.get(family)
-        if surface is None:
-            return 1.0
-        key = (family, shape)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = surface.line(shape)
-        return between(self._knots[family], line, math.log(max(1.0, rows)))
-
-
-def between(knots: Sequence[float], line: Sequence[float], at: float) -> float:
-    """A line through (knot, value) at a place; flat outside of the knots."""
-    right = bisect_right(knots, at)
-    if not right:
-        return line[0]
-    if right == len(knots):
-        return line[-1]
-    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
-    return line[right - 1] + part * (line[right] - line[right - 1])
 
 
 def packed_values(lines: Sequence[Sequence[float]]) -> str:

@@ -28,6 +28,7 @@ from emu.scheduling.rotation import Rotation
 
 if TYPE_CHECKING:
     from emu.latency.front_end import OutputStream
+    from emu.latency.moe_gate import Routing
 
 _COMPLETED: Final = Status.COMPLETED
 DUMMY_ID: Final = -1
@@ -377,14 +378,32 @@ class Books:
         if shape.prefill_new:
             counters.prompts_run += sum(shape.prefill_new)
         if counters.expert_tokens is not None:
-            import numpy as np
+            self._count_experts(shape, steps)
 
-            for step in range(steps):
-                its_shape = next_decode_shape(shape, step) if step else shape
-                assert self.pace.expert_loads is not None
-                routing = self.pace.expert_loads(its_shape)
-                assert routing is not None
-                counters.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
+    def _count_experts(self, shape: BatchShape, steps: int) -> None:
+        """Tokens of each expert in `steps` iterations; those of equal routings are added once."""
+        expert_loads = self.pace.expert_loads
+        assert expert_loads is not None
+        last: Routing | None = None
+        times = 0
+        for step in range(steps):
+            routing = expert_loads(next_decode_shape(shape, step) if step else shape)
+            assert routing is not None
+            if routing is last:
+                times += 1
+                continue
+            if last is not None:
+                self._add_experts(last, times)
+            last, times = routing, 1
+        if last is not None:
+            self._add_experts(last, times)
+
+    def _add_experts(self, routing: Routing, times: int) -> None:
+        import numpy as np
+
+        counted = self.counters.expert_tokens
+        assert counted is not None
+        counted += np.array(routing.expert_tokens, dtype=np.int64) * times
 
     def _tell(
         self, receivers: list[Request], start_ns: int, ends: Ends | None, end_ns: int

@@ -7,6 +7,7 @@ that vary, first uses of a fresh process, and the short cuts that a backend may 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from operator import sub
@@ -125,14 +126,18 @@ class Pace:
         """
         if self.decode_ends is not None:
             return self.decode_ends(shape, steps, first_ns)
-        import numpy as np
-
-        later = self.decode_run_ns(shape, steps)
+        later = self._plain_ends(shape, steps)
         if self.jitter is not None:
-            later = self.jitter.run(number + (1 if first_ns >= 0 else 0), later)
-        if first_ns >= 0:
-            later = np.concatenate((np.array([first_ns], dtype=np.int64), later + first_ns))
-        return packed(later)
+            return self.jitter.run(number + (1 if first_ns >= 0 else 0), later, first_ns)
+        if first_ns < 0:
+            return later
+        return array("q", [first_ns, *[first_ns + end for end in later]])
+
+    def _plain_ends(self, shape: BatchShape, steps: int) -> Ends:
+        """Ends of a decode run, from its start, without jitter."""
+        if self._decode_ends is not None and self.slowdown == 1.0:
+            return self._decode_ends(shape, steps, -1)
+        return packed(self.decode_run_ns(shape, steps))
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run, from its start, without jitter."""
@@ -145,11 +150,7 @@ class Pace:
 
     def decode_costs_ns(self, shape: BatchShape, steps: int) -> list[int]:
         """What each of so many decode iterations takes, without jitter."""
-        ends: Ends
-        if self._decode_ends is not None and self.slowdown == 1.0 and self.jitter is None:
-            ends = self._decode_ends(shape, steps, -1)
-        else:
-            ends = packed(self.decode_run_ns(shape, steps))
+        ends = self._plain_ends(shape, steps)
         return [ends[0], *map(sub, ends[1:], ends)]
 
     def attention_costs_ns(self, shape: BatchShape, steps: int) -> list[int]:

@@ -614,10 +614,8 @@ def _run_ns(entry: _Entry, steps: int) -> list[int]:
     else:
         costs_ns = pace.decode_costs_ns(entry.shape, steps)
     if pace.jitter is not None:
-        import numpy as np
-
-        varied = pace.jitter.run(_number(entry), np.cumsum(np.array(costs_ns, dtype=np.int64)))
-        costs_ns = np.diff(varied, prepend=0).tolist()
+        varied = pace.jitter.run(_number(entry), array("q", accumulate(costs_ns)))
+        costs_ns = [varied[0], *map(sub, varied[1:], varied)]
     return costs_ns
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from emu.process.console import PIPE_COLUMNS
+from emu.process.console import PIPE_COLUMNS, plain_table
 from emu.report.summary import STATISTICS, Summary
 
 if TYPE_CHECKING:
@@ -41,23 +41,7 @@ def plain_summary(summary: Summary) -> str | None:
     """What `print_summary` writes to a file or a pipe; None where a line would wrap."""
     rows = [[name, *latency_cells(summary, metric)] for metric, name in _NAMES.items()]
     heads = ["", *_HEADS]
-    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-
-    def line(left: str, between: str, right: str, cells: list[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        return left + between.join(f" {cell} " for cell in padded) + right
-
-    def rule(left: str, stroke: str, between: str, right: str) -> str:
-        return left + between.join(stroke * (width + 2) for width in widths) + right
-
-    lines = [
-        rule("┏", "━", "┳", "┓"),
-        line("┃", "┃", "┃", heads),
-        rule("┡", "━", "╇", "┩"),
-        *(line("│", "│", "│", row) for row in rows),
-        rule("└", "─", "┴", "┘"),
-    ]
+    lines = plain_table(heads, rows, right=True)
     lines.insert(0, "Latency (ms)".ljust(len(lines[0])))
     named = [(name, value) for name, value, _ in figures(summary)]
     wide, long = (max(map(len, texts)) for texts in zip(*named, strict=True))

@@ -257,6 +257,7 @@ def run_command(
         assert result.summary is not None
         from emu.runs.crowding import crowded
         from emu.runs.engine_lines import engine_line, served_lines
+        from emu.runs.slow_modes import slow_line
 
         say = _print_summary(result.summary)
         plan = make_plan(config, str(path))
@@ -271,6 +272,7 @@ def run_command(
         say(
             f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
             f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
+            + slow_line(config, plan, result.wall_s)
         )
     return 0
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import bisect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-
-from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends, range_warnings
@@ -20,7 +19,7 @@ from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_told
-from emu.process.console import open_console
+from emu.process.console import is_drawn, is_plain, open_console, plain_table
 from emu.runs.crowding import crowded
 from emu.runs.inputs import named_plugins, named_programs
 from emu.units import NS_PER_S
@@ -54,26 +53,40 @@ def validate_command(
         }
         print(json.dumps(found, indent=2))
         return 0
-    table = Table(title=f"{path}: valid", show_lines=False)
-    table.add_column("")
-    for replicas in columns:
-        table.add_column(f"replicas {replicas}")
-    for name in next(iter(columns.values())):
-        table.add_row(name, *(column[name] for column in columns.values()))
-    console = open_console()
-    console.print(table)
-    console.print(
-        f"workload: {workload.count:,} requests, last arrival at "
-        f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
-    )
+    say = _print_table(f"{path}: valid", columns)
+    last_s = workload.last_arrival_ns / NS_PER_S
+    say(f"workload: {workload.count:,} requests, last arrival at {last_s:,.1f} s")
     if code:
         how = "imported here" if imports else "not run here; --plugins imports it"
-        console.print(f"code that a run would run: {', '.join(code)} ({how})", soft_wrap=True)
+        say(f"code that a run would run: {', '.join(code)} ({how})")
     for reason, count in workload.notes.rejected.items():
-        console.print(f"refused: {count:,} requests, {reason}", soft_wrap=True)
+        say(f"refused: {count:,} requests, {reason}")
     for warning in warnings:
         print(f"warning: {printable(warning)}", file=sys.stderr)
     return 0
+
+
+def _print_table(title: str, columns: dict[str, dict[str, str]]) -> Callable[[str], object]:
+    """Facts by replicas; returns what prints the lines below them."""
+    heads = ["", *(f"replicas {replicas}" for replicas in columns)]
+    names = next(iter(columns.values()))
+    rows = [[name, *(column[name] for column in columns.values())] for name in names]
+    if is_plain():
+        lines = plain_table(heads, rows, right=False)
+        if len(title) <= len(lines[0]) and is_drawn([title, *lines]):
+            spare = len(lines[0]) - len(title)
+            print(" " * (spare // 2) + title + " " * (spare - spare // 2), *lines, sep="\n")
+            return print
+    from rich.table import Table  # a file or a pipe needs none of it
+
+    table = Table(title=title, show_lines=False)
+    for head in heads:
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*row)
+    console = open_console()
+    console.print(table)
+    return partial(console.print, soft_wrap=True)
 
 
 def code_of(config: Config) -> list[str]:

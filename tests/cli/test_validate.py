@@ -126,3 +126,15 @@ def test_validate_names_the_code_that_a_run_would_run(
     assert main(["validate", str(path), "--json"]) == 0
     (named,) = json.loads(capsys.readouterr().out)["code"]
     assert named.endswith("mine.py:R")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "disaggregated", "speculation"])
+def test_a_pipe_gets_the_table_that_a_console_draws(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["validate", f"configs/{name}.toml"]
+    assert main(command) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(command) == 0
+    assert plain == capsys.readouterr().out

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,9 @@ def without(name: str, copy: Path) -> None:
     line = f'    "emu.features.{name}",\n'
     assert text.count(line) == 1
     registry.write_text(text.replace(line, ""), encoding="utf-8")
+    setup = copy / "setup.py"  # its modules in the compiled group
+    modules = setup.read_text(encoding="utf-8")
+    setup.write_text(re.sub(rf" ?features/{name}/\w+", "", modules), encoding="utf-8")
     for path in [*(copy / "tests" / "features").glob(f"test_*{name}*.py")]:
         path.unlink()
     for listed in feature.files:

@@ -10,7 +10,7 @@ import pytest
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import VllmTable
-from emu.features.lora import Adapters
+from emu.features.lora.slots import Adapters
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler

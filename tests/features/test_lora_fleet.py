@@ -12,7 +12,7 @@ import numpy as np
 from emu.apps.serve.cache_salt import salted_prefix
 from emu.apps.serve.kv_events import Ledger
 from emu.apps.serve.wire import wire_of
-from emu.features.lora import Adapters
+from emu.features.lora.slots import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
 from tests.serve.live import Live, run, tables

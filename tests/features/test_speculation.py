@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from emu.config.schema import VllmTable
-from emu.features.speculation.acceptance import Speculation, conditional_rates, expected_tokens
-from emu.features.speculation.drafters import DraftPlan, DraftPricer, stops_paying_at
+from emu.features.speculation.acceptance import (
+    Speculation,
+    conditional_rates,
+    draw,
+    draws,
+    expected_tokens,
+)
+from emu.features.speculation.drafters import stops_paying_at
 from emu.features.speculation.keys import SpeculativeTable, TenantAcceptance
+from emu.features.speculation.passes import DraftPricer
 from emu.kv.groups import KvGroup, KvLayout
 from emu.latency.added import AddedBackend
 from emu.latency.linear import LinearBackend
@@ -290,8 +297,7 @@ def throughput(batch_size, speculative, steps):
     engine = scheduler(speculative, max_num_seqs=batch_size, max_num_batched_tokens=8192)
     backend = LinearBackend(BASE_US, TOKEN_US, 0.0)
     if speculative is not None:
-        plan = DraftPlan(tokens=COUNT, step_ns=round(DRAFT_US * 1000))
-        backend = AddedBackend(backend, DraftPricer(plan))
+        backend = AddedBackend(backend, DraftPricer(COUNT, round(DRAFT_US * 1000)))
     rng = random.Random(5)
     number = 0
 
@@ -331,7 +337,11 @@ def test_throughput_crosses_at_the_analytic_batch_size():
     assert abs(crossover - analytic) <= 1, paying
     assert not paying[48]
     plain = LinearBackend(BASE_US, TOKEN_US, 0.0)
-    with_drafts = AddedBackend(
-        plain, DraftPricer(DraftPlan(tokens=COUNT, step_ns=round(DRAFT_US * 1000)))
-    )
+    with_drafts = AddedBackend(plain, DraftPricer(COUNT, round(DRAFT_US * 1000)))
     assert stops_paying_at(plain, with_drafts, COUNT, mean, 500, 256) == 24
+
+
+def test_numbers_drawn_together_are_those_drawn_one_by_one() -> None:
+    for seed, request_id, position in ((0, 0, 0), (7, 12, 5), (2**40, 10**6, 4000)):
+        one_by_one = [draw(seed, 3, request_id, position + index) for index in range(40)]
+        assert draws(seed, 3, request_id, position, 40) == one_by_one

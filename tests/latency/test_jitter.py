@@ -11,6 +11,7 @@ import pytest
 from emu.config.load import config_from_text
 from emu.engines.registry import BUNDLES
 from emu.errors import InputError
+from emu.latency.ends import packed, unpacked
 from emu.latency.jitter import Jitter
 from emu.runs.runner import adjust, execute
 
@@ -20,7 +21,7 @@ STEP_NS = 10_000_000
 
 def taken(jitter: Jitter, count: int) -> np.ndarray:
     ends = np.arange(1, count + 1, dtype=np.int64) * STEP_NS
-    return np.diff(jitter.run(0, ends), prepend=0)
+    return np.diff(unpacked(jitter.run(0, packed(ends))), prepend=0)
 
 
 def test_a_run_of_steps_equals_steps_one_by_one() -> None:
@@ -28,7 +29,7 @@ def test_a_run_of_steps_equals_steps_one_by_one() -> None:
     ends = np.cumsum(np.random.default_rng(0).integers(1, 10**8, 3000))
     costs = np.diff(ends, prepend=0).tolist()
     one_by_one = [jitter.step(17 + index, cost) for index, cost in enumerate(costs)]
-    assert np.diff(jitter.run(17, ends), prepend=0).tolist() == one_by_one
+    assert np.diff(jitter.run(17, packed(ends)), prepend=0).tolist() == one_by_one
 
 
 def test_the_mean_stays_and_the_spread_is_the_engines() -> None:

@@ -11,9 +11,10 @@ import pytest
 from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
 from emu.latency.coefficients import kernels_of
+from emu.latency.kernels.factors import Factors
 from emu.latency.kernels.operations import Ops
 from emu.latency.roofline import RooflineBackend
-from emu.latency.surfaces import FOLDER, Factors, Surface, SurfaceFile, packed_values, surface_file
+from emu.latency.surfaces import FOLDER, Surface, SurfaceFile, packed_values, surface_file
 
 FILES: Final = sorted(FOLDER.glob("*.json"))
 

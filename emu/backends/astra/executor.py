@@ -18,9 +18,7 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, final
 
 from emu.backends.astra.collective_run import Meeting
 from emu.backends.astra.graph import (
@@ -42,7 +40,8 @@ from emu.network.rounds import (
 _MEMO_MAX: Final = 1 << 16
 
 
-class _Program(msgspec.Struct):
+@final
+class _Program:
     """A graph prepared for running: positions instead of ids."""
 
     nodes: list[Node]
@@ -52,31 +51,67 @@ class _Program(msgspec.Struct):
     left: int
     """Nodes that have not finished."""
 
+    __slots__ = ("followers", "left", "missing", "nodes")
 
-class _Npu(msgspec.Struct):
+    def __init__(self, nodes: list[Node], followers: list[list[int]], missing: list[int]) -> None:
+        self.nodes = nodes
+        self.followers = followers
+        self.missing = missing
+        self.left = len(nodes)
+
+
+@final
+class _Npu:
     """What one NPU is doing."""
 
     index: int
-    program: _Program | None = None
-    ready: list[int] = msgspec.field(default_factory=list)
+    program: _Program | None
+    ready: list[int]
     """Positions of nodes that may start, in rising order."""
-    computing: bool = False
-    communicating: bool = False
-    collectives: int = 0
+    computing: bool
+    communicating: bool
+    collectives: int
     """Collectives issued so far: participants meet by number."""
-    queued: deque[Graph] = msgspec.field(default_factory=deque)
-    busy_ns: int = 0
+    queued: deque[Graph]
+    busy_ns: int
     """Compute time so far."""
 
+    __slots__ = (
+        "busy_ns",
+        "collectives",
+        "communicating",
+        "computing",
+        "index",
+        "program",
+        "queued",
+        "ready",
+    )
 
-class _Meeting(msgspec.Struct):
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.program = None
+        self.ready = []
+        self.computing = self.communicating = False
+        self.collectives = self.busy_ns = 0
+        self.queued = deque()
+
+
+@final
+class _Meeting:
     """A collective that some participants have not entered yet."""
 
     node: Node
     arrived: dict[int, tuple[int, int]]
     """NPU -> (instant, position of its node)."""
-    messages: Meeting | None = None
+    messages: Meeting | None
     """The collective itself where it runs message by message."""
+
+    __slots__ = ("arrived", "messages", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.arrived = {}
+        self.messages = None
 
 
 def _prepare(graph: Graph) -> _Program:
@@ -91,7 +126,7 @@ def _prepare(graph: Graph) -> _Program:
             if dep not in position:
                 raise RunError(f"node {node.node_id} of NPU {graph.npu} waits for absent {dep}")
             followers[position[dep]].append(i)
-    return _Program(nodes, followers, missing, len(nodes))
+    return _Program(nodes, followers, missing)
 
 
 class Executor:
@@ -322,7 +357,7 @@ class Executor:
         npu.collectives += 1
         meeting = self._meetings.get(key)
         if meeting is None:
-            meeting = self._meetings[key] = _Meeting(node, {})
+            meeting = self._meetings[key] = _Meeting(node)
         first = meeting.node
         if (first.collective, first.size_bytes) != (node.collective, node.size_bytes):
             raise RunError(

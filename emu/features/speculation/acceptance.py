@@ -13,6 +13,12 @@ from emu.scheduling.parts import Drafting
 _MASK: Final = (1 << 64) - 1
 _BITS: Final = 53
 _ONE: Final = 1 << _BITS
+_SEED_STEP: Final = 0x9E3779B97F4A7C15
+_STREAM_STEP: Final = 0xD1B54A32D192ED03
+_MIX_A: Final = 0xBF58476D1CE4E5B9
+_MIX_B: Final = 0x94D049BB133111EB
+_BLOCK: Final = 128
+"""Numbers that are drawn together."""
 _RATE_STREAM: Final = 1
 _PROPOSAL_STREAM: Final = 2
 _ACCEPT_STREAM: Final = 3
@@ -26,14 +32,28 @@ def draw(seed: int, stream: int, request_id: int, position: int) -> int:
 
     `stream` separates the purposes of draws.
     """
-    value = seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03
-    value += request_id * 0xBF58476D1CE4E5B9 + position * 0x94D049BB133111EB
+    value = seed * _SEED_STEP + stream * _STREAM_STEP
+    value += request_id * _MIX_A + position * _MIX_B
     value &= _MASK
     for _ in range(2):
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        value = ((value ^ (value >> 30)) * _MIX_A) & _MASK
+        value = ((value ^ (value >> 27)) * _MIX_B) & _MASK
         value ^= value >> 31
     return value >> (64 - _BITS)
+
+
+def draws(seed: int, stream: int, request_id: int, position: int, count: int) -> list[int]:
+    """What `draw` has for so many positions in a row."""
+    import numpy as np
+
+    first = seed * _SEED_STEP + stream * _STREAM_STEP + request_id * _MIX_A + position * _MIX_B
+    value = np.arange(count, dtype=np.uint64) * np.uint64(_MIX_B) + np.uint64(first & _MASK)
+    for _ in range(2):
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(_MIX_A)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(_MIX_B)
+        value ^= value >> np.uint64(31)
+    found: list[int] = (value >> np.uint64(64 - _BITS)).tolist()
+    return found
 
 
 def conditional_rates(table: SpeculativeTable, model_type: str = "") -> list[float]:
@@ -129,6 +149,8 @@ class Speculation(Drafting):
         self._spread = table.acceptance_spread
         self._tenants = {entry.tenant: entry.acceptance_rate for entry in table.tenants}
         self._proposal_limit = round(table.proposal_rate * _ONE)
+        self._numbers: dict[int, tuple[int, list[int]]] = {}
+        """Of running requests: a position of the output, and the numbers from there on."""
 
     def proposed(self, request: Request) -> int:
         """Drafts for the next step of a request that has just received a token."""
@@ -143,11 +165,25 @@ class Speculation(Drafting):
         """Leading drafts of a step that are accepted; the request has the output before it."""
         own = self._own_limit(request)
         position, request_id = request.generated_tokens, request.request_id
+        known = self._numbers.get(request_id)
+        if known is None or not known[0] <= position <= known[0] + len(known[1]) - drafts:
+            count = _BLOCK + drafts
+            numbers = draws(self._seed, _ACCEPT_STREAM, request_id, position, count)
+            known = self._numbers[request_id] = (position, numbers)
+        first, numbers = known
         for index in range(drafts):
             limit = self._limits[index] if own < 0 else own
-            if draw(self._seed, _ACCEPT_STREAM, request_id, position + index) >= limit:
+            if numbers[position - first + index] >= limit:
                 return index
         return drafts
+
+    def end(self, request: Request) -> None:
+        """Its numbers are not asked for again, or drawn again."""
+        self._numbers.pop(request.request_id, None)
+
+    def clear(self) -> None:
+        """The process has ended."""
+        self._numbers.clear()
 
     def count(self, drafts: int, accepted: int, context_tokens: int) -> None:
         """A verification of a sequence with so much context has ended."""

@@ -1,4 +1,4 @@
-"""The drafter: its layers and memory, and what its passes take."""
+"""The drafter: its layers, how they are priced, and when drafts stop paying."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import RooflineTable
 from emu.errors import InputError
 from emu.features.speculation.keys import KEY, SpeculativeTable
+from emu.features.speculation.passes import DraftPricer, RooflinePasses
 from emu.latency.added import Pricer
 from emu.latency.base import BatchShape, LatencyBackend, Verify
 from emu.latency.context import LatencyContext
 from emu.latency.make_roofline import make_roofline
 from emu.latency.roofline import RooflineBackend
-from emu.units import NS_PER_S, ceil_div
 
 
 def draft_of(drafts: SpeculativeTable, target: ModelSpec, tp: int, source: str) -> Draft | None:
@@ -49,15 +49,6 @@ def _own_model(name: str, source: str, field: str) -> ModelSpec:
     return lookup_model(name, source, field)
 
 
-class DraftPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed about drafting on one kind of replica."""
-
-    tokens: int
-    """Drafts of a sequence for each step."""
-    step_ns: int
-    """Of all drafting in a step; -1 = the passes of `passes`."""
-
-
 class DraftPart(msgspec.Struct, frozen=True):
     """How a replica drafts: what its pricer is made from."""
 
@@ -78,8 +69,7 @@ class DraftPart(msgspec.Struct, frozen=True):
             step_ns = 0  # n-grams are looked up beside the GPU's work
         if step_ns < 0 and self.draft is not None:
             passes = RooflinePasses(self.draft, _roofline_of(context, self.draft))
-        plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
-        return DraftPricer(plan, passes)
+        return DraftPricer(drafts.num_speculative_tokens, step_ns, passes)
 
 
 def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
@@ -100,45 +90,6 @@ def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
         parts=(),
     )
     return make_roofline(alone, table, has_engine=False)
-
-
-class DraftPricer:
-    """Prices the drafter's passes behind each step."""
-
-    component = "draft"
-
-    def __init__(self, plan: DraftPlan, passes: RooflinePasses | None = None) -> None:
-        """`passes` None: drafting costs `plan.step_ns`."""
-        assert passes is not None or plan.step_ns >= 0
-        self.plan = plan
-        self._passes = passes
-
-    def added_ns(self, shape: BatchShape) -> int:
-        """Drafting after a step of this shape; 0 where the shape has no speculation."""
-        verify = shape.verify
-        if verify is None:
-            return 0
-        if self.plan.step_ns >= 0 or self._passes is None:
-            return self.plan.step_ns if verify.drafting else 0
-        total = self._passes.pass_ns(shape)
-        if verify.drafting:
-            for number in range(1, self.plan.tokens):
-                total += self._passes.pass_ns(_one_token_each(verify, number))
-        return total
-
-
-def _one_token_each(verify: Verify, number: int) -> BatchShape:
-    """The drafter's pass `number` (from 0) after the first: a decode of each sequence."""
-    count = verify.drafting
-    context = verify.drafting_context_sum + count * number
-    mean = context // count
-    return BatchShape(
-        decode_count=count,
-        decode_context_sum=context,
-        decode_context_max=mean,
-        decode_context_min=mean,
-        sequences=count,
-    )
 
 
 def uniform_step(count: int, context_tokens: int, drafts: int) -> BatchShape:
@@ -173,36 +124,3 @@ def stops_paying_at(
         if with_drafts_ns > tokens_per_step * plain_ns:
             return count
     return 0
-
-
-class RooflinePasses:
-    """A drafter's pass by the roofline: its layers, the projection in front of them, its logits."""
-
-    def __init__(self, draft: Draft, backend: RooflineBackend) -> None:
-        """`backend`: the drafter's layers as a model of their own, kernels alone."""
-        self._backend = backend
-        hidden = draft.spec.hidden
-        self._inputs = ceil_div(draft.input_params, hidden * draft.tensor_parallel)
-        self._hidden = hidden
-
-    def pass_ns(self, shape: BatchShape) -> int:
-        """One pass over the tokens of a batch; logits of the last token of each sequence only."""
-        own = BatchShape(
-            shape.prefill_new,
-            shape.prefill_context,
-            shape.decode_count,
-            shape.decode_context_sum,
-            shape.decode_context_max,
-            shape.decode_context_min,
-            shape.sequences,
-        )
-        verify = own.verify = shape.verify
-        if verify is not None:  # unlike the target, it needs no logits of the drafts
-            own.sequences -= verify.tokens - verify.count
-        total = self._backend.iteration_ns(own)
-        if self._inputs:
-            costs = self._backend.costs
-            tokens = max(1, shape.new_tokens)
-            seconds = costs.ops.gemm_s(tokens, self._inputs, self._hidden, costs.plain)
-            total += round(seconds * NS_PER_S)
-        return total

@@ -43,8 +43,9 @@ from emu.features.speculation.acceptance import (
     expected_tokens,
     lookahead_of,
 )
-from emu.features.speculation.drafters import DraftPart, DraftPricer, draft_of, stops_paying_at
+from emu.features.speculation.drafters import DraftPart, draft_of, stops_paying_at
 from emu.features.speculation.keys import KEY, Keys, SpeculativeTable, check_keys
+from emu.features.speculation.passes import DraftPricer
 from emu.latency.added import AddedBackend
 from emu.latency.base import LatencyBackend
 from emu.latency.context import PassPart

@@ -21,7 +21,7 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.coefficients import Decodes, Prompts
-from emu.latency.surfaces import Factors
+from emu.latency.kernels.factors import Factors
 from emu.units import ceil_div
 
 LATENT_DECODES: Final = {"hopper": (660 / 989.4, 3000 / 3352)}
@@ -55,9 +55,8 @@ class AttentionCost:
         self.decodes = decodes
         self.prompts = prompts
         self._launch_s = decodes.launch_us * 1e-6
-        self._factors = factors or Factors(None)
         kind = "fp8" if sizes.weight_bytes(1, kv_dtype) == 1 else "bfloat16"
-        self._family, self._decode_family = f"prompts-{kind}", f"decodes-{kind}"
+        family, decode_family = f"prompts-{kind}", f"decodes-{kind}"
         self._processors = gpu.sm_count or 1
         self._is_tiled = gpu.sm_count > 0
         heads = ceil_div(spec.heads, tp)
@@ -71,12 +70,15 @@ class AttentionCost:
         # One query against one key, and the value weighted: FLOPs of one head.
         head_flops = decode_flops = 4.0 * spec.head_dim
         self._kv_heads = sizes.kv_heads_per_rank(spec, tp)
-        self._shape = (heads, self._kv_heads, spec.head_dim)
+        shape = (heads, self._kv_heads, spec.head_dim)
         if mla is not None:
-            self._family = self._decode_family = ""  # measured as whole modules only
+            family = decode_family = ""  # measured as whole modules only
             head_flops = 2.0 * (mla.qk_head_dim + mla.v_head_dim)
             decode_flops = 2.0 * (mla.kv_width + mla.kv_lora_rank)  # in the latent space
             self._kv_heads = 1
+        factors = factors or Factors(None)
+        self._factor = factors.line(family, shape)
+        self._decode_factor = factors.line(decode_family, shape)
         moved = 2 * 2 * (heads + self._kv_heads) * (mla.v_head_dim if mla else spec.head_dim)
         self._token_s = prompts.traffic * moved / (gpu.memory_gbytes_per_s * 1e9)
         head_flops += 4.0 * prompts.softmax
@@ -101,7 +103,7 @@ class AttentionCost:
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves
         slope = max(slope, self._arithmetic_s)
-        factor = self._factors.of(self._decode_family, self._shape, max(1, count))
+        factor = self._decode_factor.at(count)
         # The launch was measured with the rest, and is counted elsewhere.
         return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
 
@@ -151,7 +153,7 @@ class AttentionCost:
                 seconds = tile_s
         memory_s = keys * self._kv_ideal_s / self.decodes.memory
         seconds = (memory_s if memory_s > seconds else seconds) + tokens * self._token_s
-        return seconds * self._factors.of(self._family, self._shape, longest)
+        return seconds * self._factor.at(longest)
 
 
 def window_pairs(new: int, context: int, window: int) -> int:

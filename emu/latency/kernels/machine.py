@@ -13,7 +13,7 @@ from typing import Final
 
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Kernels, Links
-from emu.latency.surfaces import Factors, surface_file
+from emu.latency.kernels.factors import factors_named
 from emu.units import NS_PER_S, gbps_to_bytes_per_s
 
 _ONE_SHOT_BYTES: Final = {2: 1 << 62, 4: 512 << 10, 8: 256 << 10}
@@ -79,7 +79,7 @@ def machine_collective(
     gbps = (gpu.pcie_gbps if pcie_gbps is None else pcie_gbps) if is_pcie else nvlink
     rate = gbps_to_bytes_per_s(gbps)
     step_ns = _PCIE_STEP_NS if is_pcie else _NVLINK_STEP_NS
-    factors = Factors(surface_file(kernels.surfaces) if kernels.surfaces else None)
+    factors = factors_named(kernels.surfaces)
 
     def collective_ns(kind: str, size_bytes: int, ranks: int) -> int:
         if kind == "send":

@@ -18,8 +18,8 @@ from emu.latency.kernels.experts import (
     met_experts,
     padded_rows,
 )
+from emu.latency.kernels.factors import Factor, factors_named
 from emu.latency.kernels.products import TILE_STEP, arithmetic_s, soft_max
-from emu.latency.surfaces import Factors, surface_file
 
 if TYPE_CHECKING:
     from emu.latency.moe_gate import Gate
@@ -61,7 +61,7 @@ def _product_family(dtype: str, units: str) -> str:
 class _Matrix:
     """Weights that rows are multiplied with."""
 
-    __slots__ = ("family", "input_s", "kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
+    __slots__ = ("factor", "input_s", "kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Matrix:
         row_s: float,
         input_s: float,
         peak: float,
-        family: str,
+        factor: Factor,
     ) -> None:
         self.kernel = kernel
         self.launch_s = launch_s
@@ -82,8 +82,8 @@ class _Matrix:
         self.input_s = input_s
         """Turning a row of the input into the type of the weights, before the product."""
         self.peak = peak
-        self.family = family
-        """Of measured surfaces."""
+        self.factor = factor
+        """Measured over formula."""
         self.product_s: dict[int, float] = {}
         """Arithmetic by tiles of rows, as far as it has been asked for."""
 
@@ -98,7 +98,7 @@ class Ops:
         self.memory_rate = gpu.memory_gbytes_per_s * 1e9
         self.element_s = kernels.element_us * 1e-6
         self._element_rate = self.memory_rate * kernels.element_memory
-        self.factors = Factors(surface_file(kernels.surfaces) if kernels.surfaces else None)
+        self.factors = factors_named(kernels.surfaces)
         """Measured over formula, where the engine's kernels were measured."""
         self._matrices: dict[tuple[int, int, str], _Matrix] = {}
 
@@ -113,7 +113,7 @@ class Ops:
             (columns + inner) * self.activation_bytes / rate,
             inner * kernel.quantize / self.memory_rate,
             self.gpu.unit_flops(units),
-            _product_family(dtype, units),
+            self.factors.line(_product_family(dtype, units), (columns, inner)),
         )
 
     def gemm_s(self, rows: int, columns: int, inner: int, dtype: str) -> float:
@@ -130,7 +130,7 @@ class Ops:
             matrix.product_s[tile] = compute_s
         product_s = soft_max(memory_s, compute_s, matrix.kernel.softness) + matrix.launch_s
         product_s += rows * matrix.input_s
-        return product_s * self.factors.of(matrix.family, (columns, inner), rows)
+        return product_s * matrix.factor.at(rows)
 
     def single_s(self, rows: int, columns: int, inner: int) -> float:
         """rows x inner times inner x columns in 32 bits, without tensor cores; inputs widened."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-
-import msgspec
+from typing import final
 
 from emu.config.schema import (
     FasterTransformerTable,
@@ -24,13 +23,20 @@ from emu.scheduling.simple import Plan
 from emu.scheduling.vidur.orca import MaxReservation
 
 
-class StaticBatch(msgspec.Struct, eq=False):
+@final
+class StaticBatch:
     """Requests that were admitted together."""
 
     members: list[Request]
     """Those that have not ended."""
-    blocks_held: int = 0
+    blocks_held: int
     """Reservations of those that have."""
+
+    __slots__ = ("blocks_held", "members")
+
+    def __init__(self, members: list[Request]) -> None:
+        self.members = members
+        self.blocks_held = 0
 
 
 class FasterTransformerScheduler(MaxReservation):

@@ -9,8 +9,8 @@ the GPU's figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from emu.config.schema import Config, LoraAffinityTable, SchedulerTable, VllmTab
 from emu.config.tables import Count, Count0, Table, doc, tag_of
 from emu.errors import InputError
 from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
+from emu.features.lora.slots import WEIGHT_BYTES, Adapters, LoraPricer
 from emu.features.modes import (
     CACHED_STATES,
     EXPERTS,
@@ -32,10 +33,8 @@ from emu.features.modes import (
     Conflict,
     Seat,
 )
-from emu.latency.base import BatchShape, Work
 from emu.latency.context import LatencyContext, PassPart
 from emu.latency.kernels.operations import Ops
-from emu.request import Request
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, ceil_div
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
     from emu.workload.opened import Facts
 
-_WEIGHT_BYTES: Final = 2
-"""Of one weight of an adapter."""
 _KEY: Final = "scheduler.enable_lora"
 _MODEL: Final = "adapters of {model}, which has more than dense layers, are not modeled"
 
@@ -69,142 +66,6 @@ class Keys(Table, kw_only=True, frozen=True):
     def host_slots(self) -> int:
         """Copies in host memory."""
         return self.max_cpu_loras or self.max_loras
-
-
-@final
-class LoraWork(Work):
-    """What LoRA adapters add to an iteration."""
-
-    def __init__(self, adapters: int, tokens: int, cold_loads: int, host_loads: int) -> None:
-        self.adapters = adapters
-        """Different adapters of its members."""
-        self.tokens = tokens
-        """New tokens of members with an adapter."""
-        self.cold_loads = cold_loads
-        """Adapters that are read from the disk first."""
-        self.host_loads = host_loads
-        """Adapters that are copied from host memory first."""
-
-
-@final
-class Adapters(Part):
-    """Slots of a replica's adapters: which are on the GPU, which in host memory, which in use.
-
-    Rules of vLLM: at most `slots` different adapters among the running requests; an adapter that a
-    step needs and that has no slot takes that of the least recently used one that no member of the
-    step needs; the host keeps `host_slots` copies, the least recently used leaves, with its slot.
-    An adapter is loaded in the step that first runs it, and the whole batch waits.
-
-    Invariants: adapters with a slot have a copy on the host; those in use are at most `slots`.
-    """
-
-    forbids_cohort = "which adapters a step loads depends on its members, one by one"
-
-    slots: int
-    host_slots: int
-    cold_loads: int
-    """Loads from the disk so far."""
-    host_loads: int
-    """Loads from host memory."""
-    hits: int
-    """Members of steps, once for each step and adapter, that had a slot already."""
-
-    def __init__(self, slots: int, host_slots: int) -> None:
-        assert 0 < slots <= host_slots
-        self.slots = slots
-        self.host_slots = host_slots
-        self.cold_loads = self.host_loads = self.hits = 0
-        self._in_use: dict[str, int] = {}
-        """Running requests by adapter."""
-        self._on_gpu: dict[str, None] = {}
-        """Adapters with a slot, the least recently used first."""
-        self._host: dict[str, None] = {}
-
-    def may_run(self, request: Request) -> bool:
-        """Whether the request may join the running ones."""
-        adapter = request.adapter
-        return not adapter or adapter in self._in_use or len(self._in_use) < self.slots
-
-    def begin(self, request: Request) -> None:
-        """The request runs."""
-        if request.adapter:
-            self._in_use[request.adapter] = self._in_use.get(request.adapter, 0) + 1
-            assert len(self._in_use) <= self.slots
-
-    def end(self, request: Request) -> None:
-        """The request runs no more."""
-        if request.adapter:
-            left = self._in_use[request.adapter] - 1
-            if left:
-                self._in_use[request.adapter] = left
-            else:
-                del self._in_use[request.adapter]
-
-    def take(self, needed: Iterable[str]) -> tuple[int, int]:
-        """A step needs these adapters, each named once: loads from the disk, and from the host."""
-        names = list(needed)
-        cold = warm = 0
-        for adapter in names:
-            if adapter in self._on_gpu:
-                self.hits += 1
-            elif adapter in self._host:
-                warm += 1
-            else:
-                cold += 1
-            self._host.pop(adapter, None)
-            self._host[adapter] = None
-            if len(self._host) > self.host_slots:
-                self._on_gpu.pop(self._leaves_host(names), None)
-            if adapter not in self._on_gpu and len(self._on_gpu) >= self.slots:
-                del self._on_gpu[next(name for name in self._on_gpu if name not in names)]
-            self._on_gpu.pop(adapter, None)
-            self._on_gpu[adapter] = None
-        self.cold_loads += cold
-        self.host_loads += warm
-        return cold, warm
-
-    def work(self, members: Sequence[tuple[Request, int]]) -> LoraWork:
-        """What the adapters of a batch's members add to it; those without a slot get one."""
-        needed: dict[str, None] = {}
-        tokens = 0
-        for request, new in members:
-            if request.adapter:
-                needed[request.adapter] = None
-                tokens += new
-        cold, warm = self.take(needed)
-        return LoraWork(len(needed), tokens, cold, warm)
-
-    def _leaves_host(self, names: list[str]) -> str:
-        oldest = next(name for name in self._host if name not in names)
-        del self._host[oldest]
-        return oldest
-
-    def clear(self) -> None:
-        """The process has ended: nothing is loaded."""
-        self._on_gpu.clear()
-        self._host.clear()
-
-    def holds(self, request: Request) -> bool:
-        """Whether the request would find its adapter here."""
-        return request.adapter in self._on_gpu or request.adapter in self._in_use
-
-    def recount(self, running: Sequence[Request], present: Iterable[Request]) -> list[str]:
-        """Full check of the counts; one line for each thing that is wrong."""
-        counted: dict[str, int] = {}
-        for request in running:
-            if request.adapter:
-                counted[request.adapter] = counted.get(request.adapter, 0) + 1
-        problems = []
-        if counted != self._in_use:
-            problems.append(f"adapters in use {self._in_use}, counted {counted}")
-        if len(self._on_gpu) > self.slots or len(self._host) > self.host_slots:
-            problems.append(
-                f"{len(self._on_gpu)} adapters in {self.slots} slots, "
-                f"{len(self._host)} of {self.host_slots} on the host"
-            )
-        if any(adapter not in self._host for adapter in self._on_gpu):
-            problems.append("an adapter has a slot without a copy on the host")
-        return problems
 
 
 def adapted_matrices(spec: ModelSpec, tp: int) -> list[tuple[int, int, int]]:
@@ -234,7 +95,7 @@ def adapted_matrices(spec: ModelSpec, tp: int) -> list[tuple[int, int, int]]:
 def slot_bytes(spec: ModelSpec, tp: int, rank: int) -> int:
     """Bytes of one slot on one rank."""
     weights = sum(count * (i + o) for i, o, count in adapted_matrices(spec, tp))
-    return rank * weights * _WEIGHT_BYTES
+    return rank * weights * WEIGHT_BYTES
 
 
 class LoraPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,46 +109,9 @@ class LoraPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def pricer(self, context: LatencyContext) -> LoraPricer:
         """What adapters take on such a replica."""
-        ops = Ops(context.gpu, context.kernels.coefficients(context.gpu), _WEIGHT_BYTES)
-        return LoraPricer(self, ops, adapted_matrices(context.model, context.tensor_parallel))
-
-
-class LoraPricer:
-    """Prices the loads and the thin products of adapters."""
-
-    component = "lora"
-
-    def __init__(self, plan: LoraPlan, ops: Ops, matrices: Sequence[tuple[int, int, int]]) -> None:
-        """`matrices`: as `adapted_matrices`."""
-        self.plan = plan
-        self._ops = ops
-        self._matrices = tuple(matrices)
-        self._known: dict[tuple[int, int], int] = {}
-
-    def added_ns(self, shape: BatchShape) -> int:
-        """Loads and products of the adapters of a batch."""
-        lora = next((work for work in shape.works if isinstance(work, LoraWork)), None)
-        if lora is None or not lora.adapters:
-            return 0
-        return (
-            lora.cold_loads * self.plan.cold_ns
-            + lora.host_loads * self.plan.host_ns
-            + self._products_ns(lora.tokens, lora.adapters)
-        )
-
-    def _products_ns(self, tokens: int, adapters: int) -> int:
-        found = self._known.get((tokens, adapters))
-        if found is None:
-            rank, ops, seconds = self.plan.rank, self._ops, 0.0
-            for inputs, outputs, count in self._matrices:
-                more_bytes = (adapters - 1) * rank * (inputs + outputs) * _WEIGHT_BYTES
-                seconds += count * (
-                    ops.gemm_s(tokens, rank, inputs, "bfloat16")
-                    + ops.gemm_s(tokens, outputs, rank, "bfloat16")
-                    + more_bytes / ops.memory_rate
-                )
-            found = self._known[tokens, adapters] = round(seconds * NS_PER_S)
-        return found
+        ops = Ops(context.gpu, context.kernels.coefficients(context.gpu), WEIGHT_BYTES)
+        matrices = adapted_matrices(context.model, context.tensor_parallel)
+        return LoraPricer(self.rank, self.host_ns, self.cold_ns, ops, matrices)
 
 
 class Lora(Feature):
