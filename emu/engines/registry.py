@@ -126,7 +126,7 @@ def _engine_of(table: EngineTable, source: str, field: str) -> Engine:
     return found
 
 
-# --- constants in a file --------------------------------------------------------------------------
+# Constants in a file.
 def _document(path: Path) -> Document:
     return read_toml(path, str(path))[1]
 

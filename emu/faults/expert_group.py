@@ -150,7 +150,7 @@ class ExpertGroup:
             raise UnexpectedEvent(problem) from None
         return handler(self, event)
 
-    # --- handlers ---------------------------------------------------------------------------------
+    # Handlers.
     def on_lost(self, event: Event) -> list[Action]:
         """The first loss stalls the group; a further one begins the wait anew."""
         assert isinstance(event, RankLost)

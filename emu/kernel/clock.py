@@ -196,7 +196,7 @@ class Kernel:
         self.story = story
         self.last_resort = last_resort
 
-    # --- running ----------------------------------------------------------------------------
+    # Running.
     def start(self, actor: Actor) -> None:
         """The actor begins to live: its first step is in the queue."""
         self._actors.append(actor)
@@ -264,7 +264,7 @@ class Kernel:
             self._is_over = True
             self._error, self._trace = error, error.__traceback__
 
-    # --- what actors do with it -----------------------------------------------------------------
+    # What actors do with it.
     def wake(self, actor: Actor) -> None:
         """There is something to look at: a step at the end of the queue, or when `align` says."""
         if actor.is_ready or actor.is_stepping or actor.is_away:
@@ -351,7 +351,7 @@ class Kernel:
         """Digest of all instants popped so far."""
         return self._digest.fold()
 
-    # --- turns --------------------------------------------------------------------------------
+    # Turns.
     def _step(self, actor: Actor) -> None:
         """The actor has its turn."""
         actor.is_ready = False
@@ -378,7 +378,7 @@ class Kernel:
         """What it has awaited outside is there."""
         actor.is_away = False
 
-    # --- inside -------------------------------------------------------------------------------
+    # Inside.
     def _make_ready(self, actor: Actor) -> None:
         self.events += 1
         self._instant_events += 1
@@ -526,7 +526,7 @@ class Kernel:
             self._sample(self._sample_ns)
             self._sample_ns += self._sample_period_ns
 
-    # --- errors that tell a story -------------------------------------------------------------
+    # Errors that tell a story.
     def _deadlock(self) -> Deadlock:
         lines = [f"deadlock at {self.now_ns} ns: nothing is scheduled, and the run is not over"]
         lines += [actor.describe() for actor in self._actors][:50]

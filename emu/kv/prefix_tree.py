@@ -205,7 +205,7 @@ class PrefixTree:
         self._leaves: list[tuple[int, int, int, Node]] = []
         """A heap of leaves that are not held: when each goes, as known when it was put in."""
 
-    # --- finding ----------------------------------------------------------------------------
+    # Finding.
     def match(self, content: Content, tokens: int) -> Node:
         """The node where the longest cached prefix of the first `tokens` ends; they are used."""
         length = tokens - tokens % self.page_tokens
@@ -248,7 +248,7 @@ class PrefixTree:
                 most, best = common, child
         return most, best
 
-    # --- adding -----------------------------------------------------------------------------
+    # Adding.
     def insert(self, content: Content, tokens: int, priority: int = 0) -> int:
         """Cache the first `tokens`, whole pages; how many of them were there already."""
         length = tokens - tokens % self.page_tokens
@@ -288,7 +288,7 @@ class PrefixTree:
         self._list(leaf)
         return True
 
-    # --- holding ----------------------------------------------------------------------------
+    # Holding.
     def lock(self, node: Node) -> None:
         """Hold a node and all above it."""
         while node.parent is not None:
@@ -310,7 +310,7 @@ class PrefixTree:
                     self._list(node)
             node = node.parent
 
-    # --- taking -----------------------------------------------------------------------------
+    # Taking.
     def evict(self, tokens: int) -> int:
         """Drop leaves that are not held until so many tokens have gone; how many have."""
         if self.policy in _FALLS:
@@ -354,7 +354,7 @@ class PrefixTree:
         if not parent.children and not parent.locks:
             self._list(parent)
 
-    # --- inside -----------------------------------------------------------------------------
+    # Inside.
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
@@ -418,7 +418,7 @@ class PrefixTree:
         first, second = self._rank(leaf)
         heappush(self._leaves, (first, second, self._serial, leaf))
 
-    # --- seeing -----------------------------------------------------------------------------
+    # Seeing.
     def nodes(self) -> list[Node]:
         """All nodes but the root, parents first."""
         found: list[Node] = []

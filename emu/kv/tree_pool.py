@@ -76,7 +76,7 @@ class TreePool(CountingPool):
         """Tokens that can be had, cached ones included."""
         return self.blocks_free * self.block_size
 
-    # --- finding ----------------------------------------------------------------------------
+    # Finding.
     def find(self, request: Request, tokens: int) -> Node:
         """Where the longest cached prefix of its first `tokens` tokens ends."""
         if not self.caches:
@@ -104,7 +104,7 @@ class TreePool(CountingPool):
             return matched
         return matched if copies else 0
 
-    # --- holding ----------------------------------------------------------------------------
+    # Holding.
     def lock(self, node: Node) -> None:
         """Hold a node: it can be evicted no more."""
         before = self.tree.evictable
@@ -153,7 +153,7 @@ class TreePool(CountingPool):
         place.tokens = node.end
         self.blocks_free += (twice + tree.evictable - before) // size
 
-    # --- giving back ------------------------------------------------------------------------
+    # Giving back.
     def release(self, request: Request) -> None:
         """The request leaves; what it has computed is cached."""
         self.leave(request, request.computed_tokens)
@@ -186,7 +186,7 @@ class TreePool(CountingPool):
             self.blocks_free += own + (tree.evictable - before) // size
         assert self.blocks_free <= self.blocks_total
 
-    # --- taking -----------------------------------------------------------------------------
+    # Taking.
     def take(self, count: int) -> list[Any]:
         """Pages for a request that is not here yet."""
         if self.tree.by_page:
@@ -210,7 +210,7 @@ class TreePool(CountingPool):
         super().clear()
         self.tree.clear()
 
-    # --- seeing -----------------------------------------------------------------------------
+    # Seeing.
     def recount(self, holders: Sequence[tuple[int, Any]]) -> list[str]:
         """Problems found by counting all pages from scratch.
 

@@ -185,7 +185,7 @@ class Replica(Viewed):
         self.starter: Starter = Plain(self.books, frees=False, runs_on=False)
         self.note_state()
 
-    # --- the machine --------------------------------------------------------------------------
+    # The machine.
     def step(self, event: Event) -> list[Action]:
         """An event happens: the actions that follow, in order."""
         self.handle(event)
@@ -313,7 +313,7 @@ class Replica(Viewed):
         if self.look < look:
             self.look = look
 
-    # --- its state ----------------------------------------------------------------------------
+    # Its state.
     def note_state(self) -> None:
         """The state has changed: which row of the table counts, and what follows for iterations."""
         state, scheduler, flight = self.state, self.scheduler, self.flight
@@ -380,7 +380,7 @@ class Replica(Viewed):
             is_serving=self.is_serving,
         )
 
-    # --- how it is put together -----------------------------------------------------------------
+    # How it is put together.
     def attach(self, actor: ReplicaActorPort, posted: deque[Event]) -> None:
         """Messages for this replica go to that actor; what is posted waits there."""
         self.actor, self.mailbox.posted = actor, posted
@@ -448,7 +448,7 @@ class Replica(Viewed):
         self.pace.start_process()
         self.choose_starter()
 
-    # --- what others may see ------------------------------------------------------------------
+    # What others may see.
     @property
     def stages(self) -> int:
         """Stages of its pipeline."""

@@ -47,7 +47,7 @@ class View:
         self._scheduler = scheduler
         self._grows = scheduler.grows
 
-    # --- no leap changes these --------------------------------------------------------------------
+    # No leap changes these.
     @property
     def waiting_count(self) -> int:
         """Requests in the waiting queue, preempted ones included."""
@@ -135,7 +135,7 @@ class View:
         pool.watcher = watcher
         return True
 
-    # --- settled as they are read -----------------------------------------------------------------
+    # Settled as they are read.
     @property
     def blocks_used(self) -> int:
         """KV blocks that are not free; cached blocks that no request references are."""
@@ -189,14 +189,14 @@ class View:
         self._replica.settle()
         return self._scheduler.recount()
 
-    # --- in the books by now: a leap in flight enters its own as it ends --------------------------
+    # In the books by now: a leap in flight enters its own as it ends.
     @property
     def booked_busy_ns(self) -> int:
         """Time in iterations that have ended, ns; of a leap in flight none."""
         self._replica.settle()
         return self._replica.booked_busy_ns
 
-    # --- promises: certain without a look at what is in flight ------------------------------------
+    # Promises: certain without a look at what is in flight.
     def promised_load(self, waiting: int, running: int) -> int:
         """Waiting and running requests, with these weights: no leap in flight changes it."""
         scheduler = self._scheduler
@@ -267,7 +267,7 @@ class ReplicaHandle:
         """Its process stands still."""
         return self.paused_ns >= 0
 
-    # --- what the replica answers -----------------------------------------------------------------
+    # What the replica answers.
     @property
     def stages(self) -> int:
         """Stages of its pipeline; 1 = none."""

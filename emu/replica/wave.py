@@ -258,7 +258,7 @@ class Part:
         self.group.go_if_complete()
         return PARK if member.is_waiting or self.is_passive else member.end_ns
 
-    # --- the port of a promise --------------------------------------------------------------------
+    # The port of a promise.
     def settle(self) -> None:
         """Steps that keep pace are counted; others are settled as the member's run."""
         if self.is_dummy and not self.is_pending:
@@ -407,7 +407,7 @@ class WaveGroup:
         self.entered.pop(replica_id, None)
         self._leave()
 
-    # --- waves that leap --------------------------------------------------------------------------
+    # Waves that leap.
     def cut(self) -> None:
         """No wave after the one under way is certain any more."""
         self.wake_passive()
@@ -464,7 +464,7 @@ class WaveGroup:
         if member.paces > 1:
             member.set_promise(Part(self, member))
 
-    # --- the wave ---------------------------------------------------------------------------------
+    # The wave.
     def _leave(self) -> bool:
         """Let the wave go if no member is missing."""
         if not self.entered:

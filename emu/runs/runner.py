@@ -110,10 +110,7 @@ def execute(
         text = run_json(config, plan, source, directory.final, world.outcome, began, origin, known)
         write_text(staging / "run.json", text)
         if world.error is not None:
-            directory.publish_partial()
-            if origin is not None:  # started by a user: say where they are
-                where = os.path.relpath(config.output.dir)
-                print(f"partial results are kept in {where} (*.partial.*)", file=sys.stderr)
+            _keep_partial(directory, is_told=origin is not None)
             raise world.error
         directory.publish()
     except BaseException:
@@ -131,6 +128,14 @@ def execute(
 
         write_report(Path(config.output.dir))
     return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s(), known)
+
+
+def _keep_partial(directory: RunDirectory, *, is_told: bool) -> None:
+    """Publish what was computed before an error; a user who started the run is told where."""
+    directory.publish_partial()
+    if is_told:
+        where = os.path.relpath(directory.final)
+        print(f"partial results are kept in {where} (*.partial.*)", file=sys.stderr)
 
 
 @contextlib.contextmanager

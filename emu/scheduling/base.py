@@ -330,7 +330,7 @@ class Scheduler(ABC):
         self.max_num_seqs = max_num_seqs or limits.num_blocks
         """Most requests that can run at once (each holds a block at least)."""
 
-    # --- what a policy must have ------------------------------------------------------------
+    # What a policy must have.
     @abstractmethod
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration, or None if nothing can run (or too many are in flight)."""
@@ -375,7 +375,7 @@ class Scheduler(ABC):
         Detached and inbound requests have another owner; their blocks are gone too.
         """
 
-    # --- figures ----------------------------------------------------------------------------
+    # Figures.
     @property
     def blocks_total(self) -> int:
         """Blocks of the pool, less what a fault has taken out of it."""
@@ -404,7 +404,7 @@ class Scheduler(ABC):
         """Prompt tokens of a request that the GPU pool holds (what a router may ask)."""
         return 0 if self.block_pool is None else self.block_pool.match(request)
 
-    # --- waiting ----------------------------------------------------------------------------
+    # Waiting.
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request joins the waiting queue; it has no KV here."""
         self.ledger.enqueue(request, now_ns)
@@ -436,7 +436,7 @@ class Scheduler(ABC):
             dropped.append((head, reason))
         return dropped
 
-    # --- leaps: without promises each iteration is a step of its own -------------------------
+    # Leaps: without promises each iteration is a step of its own.
     def settle(self, batch: Batch, steps: int) -> None:  # noqa: B027
         """Bring the counts up to `steps` started iterations of a leap in flight (idempotent)."""
 
@@ -507,7 +507,7 @@ class Scheduler(ABC):
         chunks = [(c.request, c.context_tokens, c.new_tokens) for c in batch.chunks]
         return decodes + chunks
 
-    # --- KV on its way out or in ------------------------------------------------------------
+    # KV on its way out or in.
     def blocks_for(self, request: Request) -> int:
         """Blocks to reserve for an inbound request: those of prompt and output so far."""
         return self.ledger.pool.blocks_at(request.reached_tokens)
@@ -542,7 +542,7 @@ class Scheduler(ABC):
         """Detached requests of this very replica go on here (role change, no move)."""
         self.ledger.adopt(requests)
 
-    # --- checks -----------------------------------------------------------------------------
+    # Checks.
     def recount(self) -> list[str]:
         """Full check of the counts; one line for each thing that is wrong."""
         return self.ledger.recount(list(self.residents()))

@@ -83,7 +83,7 @@ class Ledger:
         entries = [*self.detached.values(), *self.reserved.values()]
         return sum(entry.blocks for entry in entries)
 
-    # --- waiting ----------------------------------------------------------------------------
+    # Waiting.
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request joins the waiting queue; it has no KV here."""
         if request.queued_ns < 0:
@@ -105,7 +105,7 @@ class Ledger:
         failed, self.failed = self.failed, []
         return failed
 
-    # --- outgoing KV ------------------------------------------------------------------------
+    # Outgoing KV.
     def hold(self, request: Request) -> None:
         """The request left the running set; its blocks stay."""
         assert request.request_id not in self.detached
@@ -117,7 +117,7 @@ class Ledger:
         if held is not None:
             self.pool.put_back_held(request.request_id, held.blocks, held.held)
 
-    # --- incoming KV ------------------------------------------------------------------------
+    # Incoming KV.
     def reserve(self, requests: Sequence[Request], blocks: Sequence[int]) -> bool:
         """Take so many blocks for each of the requests, or none at all."""
         if sum(blocks) > self.pool.blocks_free:
@@ -150,7 +150,7 @@ class Ledger:
                 request.held = held.held
             self.arrived[request.request_id] = request
 
-    # --- losses -----------------------------------------------------------------------------
+    # Losses.
     def lose(self, loss: int, blocks: int) -> int:
         """A fault takes so many free blocks out of the pool, or as many as are free; how many.
 
@@ -196,7 +196,7 @@ class Ledger:
             forget_kv(request)
         return leaving
 
-    # --- checks -----------------------------------------------------------------------------
+    # Checks.
     def recount(self, holders: Sequence[Request], other_blocks: int = 0) -> list[str]:
         """One line for each thing that is wrong, all blocks counted from scratch.
 

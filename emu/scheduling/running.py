@@ -88,7 +88,7 @@ class RunningSet:
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
 
-    # --- members ----------------------------------------------------------------------------
+    # Members.
     def admit(self, request: Request) -> RunningRequest:
         """The request runs from now on, beside the cohort, admitted after all others."""
         running = RunningRequest(request, self._admissions, self._busy_ns)
@@ -222,7 +222,7 @@ class RunningSet:
         found.sort()
         return [(request, before, new) for _, request, before, new in found]
 
-    # --- leaving ----------------------------------------------------------------------------
+    # Leaving.
     def cancel(self, request: Request) -> bool:
         """A waiting or running request leaves, its blocks are free. False if it is not here."""
         ledger = self.ledger
@@ -267,7 +267,7 @@ class RunningSet:
             self.ledger.pool.release(request)
         return bool(leaving)
 
-    # --- steps start ------------------------------------------------------------------------
+    # Steps start.
     def start_cohort_step(self) -> Sequence[RunningRequest]:
         """Take the blocks of the cohort's next step; the members that fill a block with it."""
         cohort = self.cohort
@@ -342,7 +342,7 @@ class RunningSet:
                 self.index_filled(running)
         cohort.step = end
 
-    # --- steps end --------------------------------------------------------------------------
+    # Steps end.
     def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight."""
         assert 0 < steps < batch.max_steps
@@ -488,7 +488,7 @@ class RunningSet:
                 pool.release(request)
             progress.finished.append(request)
 
-    # --- batches in turn --------------------------------------------------------------------
+    # Batches in turn.
     def rotation(self, batches: Sequence[Batch], tokens_max: int) -> Rotation | None:
         """How long the batches in flight follow each other, if none is admitted.
 
@@ -591,7 +591,7 @@ class RunningSet:
         at = done % count if done > count else 0
         return found[at:] + found[:at]
 
-    # --- checks -----------------------------------------------------------------------------
+    # Checks.
     def recount(self) -> list[str]:
         """Full check of the counts; one line for each thing that is wrong."""
         problems = self.ledger.recount([*self.residents(), *self.leaving])

@@ -112,7 +112,7 @@ class SimpleScheduler(Scheduler):
         self._next_batch_id = 0
         self._unschedulable_blocks = "hopeless_head_blocks" in table.quirks
 
-    # --- for the subclass -------------------------------------------------------------------
+    # For the subclass.
     @abstractmethod
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         """Put the members of the next iteration into `plan`; leave it empty if none can run.
@@ -209,7 +209,7 @@ class SimpleScheduler(Scheduler):
         self.pool.grow(request, request.computed_tokens, tokens)
         return True
 
-    # --- hooks ----------------------------------------------------------------------------
+    # Hooks.
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         return super().can_ever_hold(request) or self.never(request)
@@ -250,7 +250,7 @@ class SimpleScheduler(Scheduler):
         """Blocks held by neither residents, nor detached requests, nor reservations."""
         return 0
 
-    # --- the protocol: batches --------------------------------------------------------------
+    # The protocol: batches.
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
         if len(self._in_flight) >= self.limits.pipeline_stages:
@@ -353,7 +353,7 @@ class SimpleScheduler(Scheduler):
         batch.formed_ns = now_ns
         return Progress(cohort_size=len(decodes), decode_tokens=len(decodes) * steps)
 
-    # --- the protocol: coming and leaving ---------------------------------------------------
+    # The protocol: coming and leaving.
     def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
         """Requests at the head that could not run even on an empty replica, removed."""
         dropped, queue = self.ledger.take_failed(), self.ledger.queue
@@ -399,7 +399,7 @@ class SimpleScheduler(Scheduler):
         self._preempted = []
         return self.ledger.evacuate(running)
 
-    # --- the protocol: seeing ---------------------------------------------------------------
+    # The protocol: seeing.
     def residents(self) -> Iterable[Request]:
         """Running requests, in order of admission."""
         return self._residents.values()
@@ -415,7 +415,7 @@ class SimpleScheduler(Scheduler):
             wrong.append(f"idle and in flight {sorted(placed)}, running {sorted(self._residents)}")
         return wrong
 
-    # --- inside -----------------------------------------------------------------------------
+    # Inside.
     def _join(self, requests: Sequence[Request]) -> None:
         """Requests that came with their KV run at once."""
         for request in requests:

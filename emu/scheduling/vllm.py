@@ -204,7 +204,7 @@ class VllmScheduler(LookingScheduler):
             limits.leap and self._stages > 1 and type(self.pool) is CountingPool and not walks
         )
 
-    # --- forming a batch --------------------------------------------------------------------
+    # Forming a batch.
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
         if not self._ahead:
@@ -312,7 +312,7 @@ class VllmScheduler(LookingScheduler):
         running.records[batch_id] = records
         return batch
 
-    # --- the running list -------------------------------------------------------------------
+    # The running list.
     def _walk_running(self, forming: Forming) -> None:
         """The rule: running requests in order of admission; blocks lack: preempt the last."""
         pool = self.pool
@@ -530,7 +530,7 @@ class VllmScheduler(LookingScheduler):
         else:
             add_chunk(forming.shape, new, had)
 
-    # --- the waiting queue ------------------------------------------------------------------
+    # The waiting queue.
     def _admit_waiting(self, forming: Forming) -> None:
         """Admission never preempts; a head that does not fit blocks those behind it."""
         queue = self._queue
@@ -638,7 +638,7 @@ class VllmScheduler(LookingScheduler):
             stops.append(had + (junction - had) // size * size)
         return max(0, min([stop for stop in stops if had < stop < end], default=end) - had)
 
-    # --- leaps ------------------------------------------------------------------------------
+    # Leaps.
     def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort, running = self._cohort, self.running
@@ -815,7 +815,7 @@ class VllmScheduler(LookingScheduler):
         """See `Scheduler.resume`."""
         return self.running.resume(rotation, batches)
 
-    # --- the running set --------------------------------------------------------------------
+    # The running set.
     @property
     def running_count(self) -> int:
         """Requests that hold KV and run or are about to."""
@@ -860,7 +860,7 @@ class VllmScheduler(LookingScheduler):
         """(request, tokens computed before, new tokens) of each member of a batch just formed."""
         return self.running.members(batch)
 
-    # --- coming and leaving -----------------------------------------------------------------
+    # Coming and leaving.
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         for part in self._parts:
@@ -876,7 +876,7 @@ class VllmScheduler(LookingScheduler):
         """Full check of the counts; one line for each thing that is wrong."""
         return self.running.recount()
 
-    # --- limits -----------------------------------------------------------------------------
+    # Limits.
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         for part in self._parts:

@@ -339,10 +339,8 @@ def _answered(
     rows = [finding.ranked(trials, one, judge) for one in shown.values()]
     driver.line = f"{best.label}: headroom"
     room = headroom(driver, question, worlds, best, finding.plain)
-    day = None
-    if question.day:
-        driver.line = f"{best.label}: the day"
-        day = day_of(trials, best, judge, question.day)
+    driver.line = f"{best.label}: the day" if question.day else driver.line
+    day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
     starts = [*shown.values(), *others]
     survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
@@ -350,11 +348,6 @@ def _answered(
     tables = checked_tables(finding.plain, question, chosen, worlds.spans)
     if len(question.seeds) == 1:
         rows[0] = _bootstrapped(rows[0], finding, best)
-    told = {*good, *others}
-    refused = dict(finding.refused)
-    for layout in finding.layouts:
-        if not any(one.layout == layout for one in told):
-            refused[layout.label] = trials.reason(layout)
     middle = None if half is None else next(iter(trials.good(half)), None)
     return Answer(
         model=finding.spec.name,
@@ -377,10 +370,19 @@ def _answered(
         survive=question.survive,
         fates=fates,
         fates_of_best=of_best,
-        refused=refused | dict(trials.not_scaled),
+        refused=_refused(finding, trials, {*good, *others}),
         runs=driver.known,
         config=tables,
     )
+
+
+def _refused(finding: Finding, trials: Trials, told: set[Candidate]) -> dict[str, str]:
+    """Why each layout without a cluster in the answer has none."""
+    refused = dict(finding.refused)
+    for layout in finding.layouts:
+        if not any(one.layout == layout for one in told):
+            refused[layout.label] = trials.reason(layout)
+    return refused | dict(trials.not_scaled)
 
 
 def _survivors(

@@ -85,7 +85,7 @@ class OverlappedBackend:
             found = self._parts[tokens] = self.inner.layer_parts(tokens)
         return found
 
-    # --- one iteration ----------------------------------------------------------------------------
+    # One iteration.
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration."""
         if not self._overlaps(shape):
@@ -164,7 +164,7 @@ class OverlappedBackend:
         """Times that computation takes beside the exchange."""
         return CONTENTION * self._processors / max(1, self._processors - part.processors)
 
-    # --- protocol ---------------------------------------------------------------------------------
+    # Protocol.
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """The one stage."""
         return (self.iteration_ns(shape),)

@@ -197,7 +197,6 @@ the next follows it at once if there is work. Whatever ends such a row takes its
 of the instant before the replica goes on with it."""
 
 
-# --- words of people ------------------------------------------------------------------------------
 def words_of(batch: Batch) -> str:
     """Which batch, and how many members it has."""
     shape = batch.shape

@@ -24,7 +24,6 @@ from emu.replica.tier_traffic import TierTraffic
 from emu.scheduling.base import Batch
 
 
-# --- launchers ------------------------------------------------------------------------------------
 @final
 class Single:
     """The iteration, or leap, itself."""

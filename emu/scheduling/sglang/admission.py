@@ -179,7 +179,7 @@ class Admission:
         self._take(Taken(request, node, had, new), is_cut=is_cut)
         return self._state()
 
-    # --- inside -----------------------------------------------------------------------------
+    # Inside.
     def _take(self, taken: Taken, *, is_cut: bool) -> None:
         request, node = taken.request, taken.node
         assert node is not None
@@ -209,7 +209,7 @@ class Admission:
             return NO_TOKEN
         return OTHER if self.input_left <= 0 or self.chunk_left <= 0 else CONTINUE
 
-    # --- outputs of known length ---------------------------------------------------------------
+    # Outputs of known length.
     def _add_to_the_end(self, request: Request) -> int:
         new = request.reached_tokens
         if self._pages(new) > min(self._now_left, self.total_left):

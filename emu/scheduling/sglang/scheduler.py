@@ -153,7 +153,7 @@ class SglangScheduler(LookingScheduler):
         self._late: set[int] = set()
         """Requests that ended with the last batch, whose results are not known."""
 
-    # --- forming a batch --------------------------------------------------------------------
+    # Forming a batch.
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or one is in flight."""
         if self.running.records:
@@ -243,7 +243,7 @@ class SglangScheduler(LookingScheduler):
         running.admit_arrived(self.max_num_seqs)
         self._batch = self._batch + list(running.requests.values())[had:]
 
-    # --- prompts ----------------------------------------------------------------------------
+    # Prompts.
     def _prefill(self, now_ns: int) -> Batch | None:
         """A batch of prompts, if any can be taken."""
         slots = self.max_num_seqs - len(self._batch)
@@ -344,7 +344,7 @@ class SglangScheduler(LookingScheduler):
         is_late = last.decodes or one.admission in last.fresh
         return made - 1 if is_late and made else made
 
-    # --- decodes ----------------------------------------------------------------------------
+    # Decodes.
     def _decode(self, now_ns: int) -> Batch | None:
         """All of the running batch gets a token; what does not fit is retracted."""
         batch = self._batch
@@ -481,7 +481,7 @@ class SglangScheduler(LookingScheduler):
         self._formed = launched
         return batch
 
-    # --- leaps ------------------------------------------------------------------------------
+    # Leaps.
     def _leap_steps(self, now_ns: int) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort, running = self._cohort, self.running
@@ -554,7 +554,7 @@ class SglangScheduler(LookingScheduler):
                 break
         pool.blocks_free = free  # they are taken by `running`
 
-    # --- the running set --------------------------------------------------------------------
+    # The running set.
     @property
     def running_count(self) -> int:
         """Requests that hold KV and run or are about to."""
@@ -598,7 +598,7 @@ class SglangScheduler(LookingScheduler):
         """Prompt tokens of a request that are cached (what a router may ask)."""
         return self.pool.match(request)
 
-    # --- coming and leaving -----------------------------------------------------------------
+    # Coming and leaving.
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         self._has_left = True
@@ -615,7 +615,7 @@ class SglangScheduler(LookingScheduler):
         """Full check of the counts; one line for each thing that is wrong."""
         return self.running.recount()
 
-    # --- limits -----------------------------------------------------------------------------
+    # Limits.
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         if reason := super().can_ever_hold(request):

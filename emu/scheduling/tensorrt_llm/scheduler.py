@@ -135,7 +135,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         self._paused: list[Request] = []
         """Since the last step was formed."""
 
-    # --- forming a step -----------------------------------------------------------------------
+    # Forming a step.
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or one is in flight."""
         if self.running.records:
@@ -216,7 +216,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Tokens of a context that are not computed."""
         return one.request.reached_tokens - one.request.computed_tokens
 
-    # --- capacity -----------------------------------------------------------------------------
+    # Capacity.
     def _needs(self, late: Sequence[Request]) -> int:
         """Blocks that running requests take in the next step."""
         pool = self.pool
@@ -325,7 +325,7 @@ class TensorrtLlmScheduler(LookingScheduler):
             result = room.take(request)
         return result, cut
 
-    # --- members --------------------------------------------------------------------------------
+    # Members.
     def _generate(self, forming: Forming, late: Sequence[Request]) -> None:
         """A token for each running request that generates, and for those that have ended."""
         running, cohort = self.running, self._cohort
@@ -402,7 +402,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         running.records[batch_id] = records
         return batch
 
-    # --- leaps ----------------------------------------------------------------------------------
+    # Leaps.
     def _leap_steps(self, batch: Batch, now_ns: int) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort, running = self._cohort, self.running
@@ -478,7 +478,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         self._owed -= free - pool.blocks_free
         pool.keep_room()
 
-    # --- the running set ------------------------------------------------------------------------
+    # The running set.
     @property
     def running_count(self) -> int:
         """Requests that hold KV and run or are about to."""
@@ -517,7 +517,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Prompt tokens of a request that are cached in whole blocks (what a router may ask)."""
         return self.pool.match(request)
 
-    # --- coming and leaving -----------------------------------------------------------------------
+    # Coming and leaving.
     def _has_blocks(self, request: Request) -> bool:
         request_id = request.request_id
         return request_id in self.running.requests or request_id in self.ledger.arrived
@@ -590,7 +590,7 @@ class TensorrtLlmScheduler(LookingScheduler):
             problems.append(f"{self._owed} blocks kept for outputs, counted {owed}")
         return problems
 
-    # --- limits -----------------------------------------------------------------------------------
+    # Limits.
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         if reason := super().can_ever_hold(request):
