@@ -237,8 +237,8 @@ class PrefixTree:
         return at
 
     def part(self, node: Node, content: Content, tokens: int) -> tuple[int, Node | None]:
-        """Of the page behind a node, the tokens that some child begins with, up to `tokens` on the
-        path; and the child that has most of them."""
+        """The tokens of the page behind a node that some child begins with, up to `tokens` on the
+        path, and the child that has most of them."""
         most, best = 0, None
         end = min(tokens, node.end + self.page_tokens)
         for child in node.heads.get(content.head(node.end), _NO_NODES).values():

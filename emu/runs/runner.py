@@ -131,7 +131,7 @@ def execute(
 
 
 def _keep_partial(directory: RunDirectory, *, is_told: bool) -> None:
-    """Publish what was computed before an error; a user who started the run is told where."""
+    """Publish what was computed before an error; `is_told`: say where."""
     directory.publish_partial()
     if is_told:
         where = os.path.relpath(directory.final)

@@ -27,7 +27,7 @@ _POINTS_MAX: Final = 24
 
 
 class Hours(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the day."""
+    """A part of the day: from the hour `from_h` to the hour `to_h`."""
 
     from_h: float
     to_h: float

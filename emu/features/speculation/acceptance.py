@@ -43,7 +43,7 @@ def draw(seed: int, stream: int, request_id: int, position: int) -> int:
 
 
 def draws(seed: int, stream: int, request_id: int, position: int, count: int) -> list[int]:
-    """What `draw` has for so many positions in a row."""
+    """What `draw` has for `count` positions in a row of this `stream` of numbers."""
     import numpy as np
 
     first = seed * _SEED_STEP + stream * _STREAM_STEP + request_id * _MIX_A + position * _MIX_B

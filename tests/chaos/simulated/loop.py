@@ -23,7 +23,7 @@ _LATE_NS: Final = 100_000_000
 
 
 class Stuck(Exception):
-    """Nothing will ever happen again, and somebody waits."""
+    """Nothing will ever happen again, and something waits."""
 
 
 class _NoFiles(selectors.BaseSelector):
@@ -91,7 +91,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         return self.now_ns / 1e9
 
     def clock_ns(self) -> int:
-        """The wall clock for those who work: each look costs what was done since the last."""
+        """The wall clock for code that works: each look costs what was done since the last."""
         self.now_ns += self.look_ns
         return self.now_ns
 
@@ -171,7 +171,7 @@ class Wire(asyncio.Transport):
                 few = rng.choice((1, 7, 100, 4096))
             piece = bytes(self._sent[:few])
             del self._sent[:few]
-            if not self.peer._is_closing:  # who closes reads no more
+            if not self.peer._is_closing:  # an end that closes reads no more
                 self.peer.protocol.data_received(piece)
         if self._sent:
             self._carry_later()

@@ -205,7 +205,7 @@ def _judge(drawn: Drawn, directory: Path, seen: Seen) -> None:
             if end_ns / 1e9 / drawn.speed > left_s + GONE_S:
                 say(f"a client that {one.kind} is completed long after")
     if rows:
-        say(f"{len(rows)} rows are nobody's")
+        say(f"{len(rows)} rows belong to no client")
     for page in seen.pages:
         if not 0 <= page.ended_s <= seen.drained_s:
             continue

@@ -1,6 +1,6 @@
 """Threads, and processes beside each other, one at a time in an order that a seed draws.
 
-Each runs until a line of the watched files; there the seed says who goes on. A lock that another
+Each runs until a line of the watched files; there the seed says which one goes on. A lock that another
 one holds lets others go on, too. So a race that needs a loaded machine is an order among others.
 """
 

@@ -81,6 +81,6 @@ def decode(data: bytes) -> Document:
     if data.startswith(b"k8s\0"):
         raise Refused(415, "protobuf bodies are not read, only JSON")
     try:
-        return msgspec.json.decode(data, type=Document)
+        return msgspec.json.decode(data, type=prepared(Document))
     except msgspec.DecodeError as error:
         raise Refused(400, f"the body is not a JSON object: {error}") from None

@@ -31,6 +31,7 @@ from emu.apps.serve.kubernetes.objects import (
 from emu.apps.serve.kubernetes.slots import Slot
 from emu.apps.serve.kubernetes.store import stamp
 from emu.apps.serve.kubernetes.view import Facts, MachineView, ReplicaView
+from emu.process.prepared import prepared
 
 NAMESPACE: Final = "default"
 GPUS: Final = "nvidia.com/gpu"
@@ -210,7 +211,7 @@ def pod(facts: Facts, slot: Slot, replica: ReplicaView | None, made_by: Owner) -
         metadata.deletion_timestamp = stamp(slot.leaving_s + slot.grace_s)
         metadata.deletion_grace_period_seconds = slot.grace_s
     gpus, port = (replica.gpus, replica.port) if replica is not None else (slot.gpus, 0)
-    spec = msgspec.convert(table(template(facts, slot.role, gpus, port), "spec"), PodSpec)
+    spec = msgspec.convert(table(template(facts, slot.role, gpus, port), "spec"), prepared(PodSpec))
     spec.node_name = node_name(replica.machine) if replica is not None else ""
     spec.termination_grace_period_seconds = slot.grace_s
     spec.scheduler_name = "emu"

@@ -27,6 +27,7 @@ from emu.config.places import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.pool import Pool, pool_of
+from emu.process.prepared import prepared
 from emu.workload.items import Line
 
 OUTSIDE: Final = "outside router"
@@ -124,7 +125,7 @@ def read_lines(path: Path) -> list[Line]:
     lines = []
     for number, raw in enumerate(text.splitlines(), 1):
         try:
-            line = msgspec.json.decode(raw, type=Line)
+            line = msgspec.json.decode(raw, type=prepared(Line))
         except msgspec.DecodeError as error:
             raise InputError(str(path), number, "", str(error)) from None
         if line.sub_requests is not None:
