@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 
 ORDER = (
-    *("errors", "log", "units", "rng", "plugins", "request", "policy", "process"),
+    *("errors", "documents", "log", "units", "rng", "plugins", "request", "policy", "process"),
     *(
         "kernel",
         "config",
