@@ -92,8 +92,8 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
 
     replica = plan.replicas[at]
     latency, bound = replica.latency, replica.bound
-    if bound is None:
-        return None
+    if bound is None or latency.binary or latency.replay:
+        return None  # a program, or its counts, would be asked for a batch that the run has not
     engine = bound.constants
     known = known_engine(
         engine, bound.learned, replica.gpu.name, replica.model.name, latency.backend

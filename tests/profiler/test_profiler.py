@@ -320,7 +320,8 @@ def test_names_of_devices():
     assert hardware_name("NVIDIA GeForce RTX 4090") == "RTX4090"
     assert hardware_name("NVIDIA Unheard-Of 9 GB") == "Unheard-Of-9-GB"
     assert hardware_name("NVIDIA H100 80GB HBM3") == lookup_gpu("H100").name
-    assert hardware_name("NVIDIA H100 NVL") == "H100-NVL", "another chip than the H100"
+    assert hardware_name("NVIDIA H100 NVL") == lookup_gpu("H100-NVL").name
+    assert lookup_gpu("H100-NVL").name != lookup_gpu("H100").name, "another chip"
     assert hardware_name("NVIDIA GeForce RTX 3090 Ti") == "RTX-3090-Ti"
     assert hardware_name("Graphics Device") == "GPU"
 
