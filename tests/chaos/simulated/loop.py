@@ -1,7 +1,7 @@
 """An event loop whose time and sockets are made up, all from one seed.
 
 Time goes on when nothing is ready, and a little with every turn and every look at the clock: work
-costs time, so a callback that does too much is seen by whoever waits. Connections are pairs of
+costs time, so a callback that does too much is seen by whatever waits. Connections are pairs of
 transports in memory. Bytes arrive in pieces of any size, after pauses of any length, in order.
 """
 

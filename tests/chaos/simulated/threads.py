@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Turns:
-    """Who goes on."""
+    """Which one goes on."""
 
     def __init__(self, rng: random.Random, watched: Sequence[ModuleType]) -> None:
         self._rng = rng

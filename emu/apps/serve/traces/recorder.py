@@ -23,10 +23,10 @@ from emu.apps.serve.traces.spans import (
     spans_of_call,
     spans_of_half,
 )
-from emu.cluster.ports import Observer
 from emu.migration.transfer import MigratingBatch
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
+from emu.world import Observer
 
 Sink = Callable[[list[Span], int], None]
 """Takes the spans of a call, and the Unix time in ns of emulated time 0 for them."""
