@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from emu.config.names import _PIECE_BYTES
 from emu.config.suggestions import unknown_value
 from emu.documents import Document
 from emu.errors import InputError
@@ -20,6 +19,8 @@ SCHEMA_DIRECTIVE: Final = "#:schema "
 """The first line of a configuration may say so which schema an editor is to check it by."""
 
 
+_PIECE_BYTES: Final = 1 << 16
+"""Read at once of a file that does not tell its size: memory for so much is taken at each read."""
 INPUT_BYTES_MAX: Final = 1 << 32
 """What is read into memory as a whole."""
 

@@ -59,7 +59,3 @@ def is_file_path(value: str) -> bool:
 def is_own_table(key: object) -> bool:
     """Whether a key holds keys of a class of the user's own, of which nothing is known here."""
     return isinstance(key, str) and (key == "own" or key.endswith("_own"))
-
-
-_PIECE_BYTES: Final = 1 << 16
-"""Read at once of a file that does not tell its size: memory for so much is taken at each read."""

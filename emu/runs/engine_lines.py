@@ -86,13 +86,16 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
     `shape`: (decodes that run on average, their history, new tokens of a prompt).
     """
     from emu.cluster.backends import make_latency
+    from emu.config.tables.latency import AstraTable
     from emu.latency.coefficients import is_measured, kernels_of
     from emu.latency.corrected import CorrectedBackend
     from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of
 
     replica = plan.replicas[at]
     latency, bound = replica.latency, replica.bound
-    if bound is None or latency.binary or latency.replay:
+    if bound is None:
+        return None
+    if isinstance(latency, AstraTable) and (latency.binary or latency.replay):
         return None  # a program, or its counts, would be asked for a batch that the run has not
     engine = bound.constants
     known = known_engine(
