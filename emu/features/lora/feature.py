@@ -125,7 +125,7 @@ class Lora(Feature):
     switch = "enable_lora = true"
     serves = ("adapter",)
     section = "adapters"
-    files = ("configs/adapters.toml",)
+    files = ("configs/adapters.toml", "tests/speed/test_slow_modes.py")
     forbids = ((STEPS_BY_THE_RULE, Adapters.forbids_cohort),)
     conflicts = (
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} has no adapters; vllm has"),
