@@ -50,6 +50,8 @@ class Mode(NamedTuple):
     is_at: Callable[[Seat], bool]
     example: Mapping[str, object]
     """Tables that ask for it, beside those of a small cluster."""
+    within: tuple[str, ...] = ()
+    """Wider modes that are on wherever this one is: their conflicts are this one's too."""
 
 
 class Conflict(NamedTuple):
@@ -141,6 +143,7 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
             "a prefix cache of states",
             lambda seat: seat.scheduler.caches_prefixes and _has_states(seat.model),
             {"model": {"name": "LiquidAI/LFM2-2.6B"}},
+            (STATES,),
         ),
         MOVED_STATES: Mode(
             "states that prefill replicas hand over",
@@ -149,6 +152,7 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
                 "model": {"name": "LiquidAI/LFM2-2.6B"},
                 "replicas": [{"role": "prefill"}, {"role": "decode"}],
             },
+            (ROLES, STATES),
         ),
         EXPERTS: Mode(
             "experts",

@@ -64,7 +64,11 @@ def _word(conflict: Conflict | None) -> str:
 
 def conflict_with(feature: Feature, other: str) -> Conflict | None:
     """Why a feature does not go with a mode, or another feature; None = it does."""
-    return next((conflict for conflict in feature.conflicts if conflict.other == other), None)
+    wider = MODES[other].within if other in MODES else ()
+    return next(
+        (found for mode in (other, *wider) for found in feature.conflicts if found.other == mode),
+        None,
+    )
 
 
 def conflict_of(one: Feature, other: Feature) -> Conflict | None:

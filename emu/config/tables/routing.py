@@ -94,12 +94,13 @@ class OwnRouterTable(RouterTable, kw_only=True, frozen=True, tag=False):
     own: Annotated[Document, doc(OWN)] = field(default_factory=dict)
 
 
-ROUTERS = (
+ROUTERS_OF_ALL = (
     LoadTable,
     RoundRobinTable,
     RandomTable,
     LeastOutstandingTable,
     PrefixAwareTable,
-    LoraAffinityTable,
 )
-"""All kinds; the first is the default."""
+"""Kinds for any requests; the first is the default."""
+ROUTERS = (*ROUTERS_OF_ALL, LoraAffinityTable)
+"""All kinds."""

@@ -23,7 +23,6 @@ from emu.errors import InputError
 from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.lora.slots import WEIGHT_BYTES, Adapters, LoraPricer
 from emu.features.modes import (
-    CACHED_STATES,
     EXPERTS,
     OTHER_BACKEND,
     OTHER_SCHEDULER,
@@ -139,7 +138,6 @@ class Lora(Feature):
             "weights or attention outside the GPU cannot be combined with adapters",
         ),
         Conflict(STATES, _KEY, _MODEL),
-        Conflict(CACHED_STATES, _KEY, _MODEL),
         Conflict(EXPERTS, _KEY, _MODEL),
     )
     example: ClassVar[Mapping[str, object]] = {"scheduler": {"enable_lora": True}}

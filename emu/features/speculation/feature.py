@@ -89,15 +89,15 @@ class Speculative(Feature):
             OUTSIDE, KEY, "weights or attention outside the GPU cannot be combined with drafts"
         ),
         Conflict(
-            CACHED_STATES,
-            "scheduler.prefix_caching",
-            "the states of {model} cannot be cached beside drafts; set it to false",
-        ),
-        Conflict(
             MOVED_STATES,
             KEY,
             "the states of {model} are handed over between replicas, which no engine does beside"
             " drafts",
+        ),
+        Conflict(
+            CACHED_STATES,
+            "scheduler.prefix_caching",
+            "the states of {model} cannot be cached beside drafts; set it to false",
         ),
     )
     example: ClassVar[Mapping[str, object]] = {

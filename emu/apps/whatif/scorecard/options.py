@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emu.config.tables.routing import ROUTERS
+from emu.config.tables.routing import ROUTERS_OF_ALL
 from emu.options.declare import Argument, Option
 from emu.options.shared import Settings, Shown, Workers, output
 
@@ -20,7 +20,7 @@ class ScorecardOptions(Settings, Workers, Shown):
     routers: Annotated[
         Sequence[str],
         Option("Policies of `router` that get the same arrivals.", metavar="POLICY"),
-    ] = tuple(str(kind.__struct_config__.tag) for kind in ROUTERS[:5])
+    ] = tuple(str(kind.__struct_config__.tag) for kind in ROUTERS_OF_ALL)
     metric: Annotated[Literal["e2e", "ttft"], Option("Latency whose regret is counted.")] = "ttft"
     decisions: Annotated[int, Option("Decisions to look at, at random; 0 = all, -1 = none.")] = 20
     output: Annotated[Path, output("Directory for scorecard.json and report.html.")] = Path(
