@@ -17,7 +17,6 @@ from emu.documents import Document
 from emu.errors import InvariantViolation
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
-from emu.replica.wave import WaveGroup
 from emu.report.gap_file import write_gaps
 from emu.report.model_figures import ModelFacts
 from emu.report.runfiles import write_experts, write_flows
@@ -27,6 +26,7 @@ from emu.units import NS_PER_S
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
     from emu.cluster.recorder import Recorder
+    from emu.replica.wave import WaveGroup
     from emu.workload.items import Notes
 NS_PER_HOUR: Final = 3600 * 10**9
 

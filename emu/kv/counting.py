@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 from emu.kv.radix import Run
@@ -131,6 +132,14 @@ class CountingPool:
     def put_back_held(self, request_id: int, count: int, held: Any) -> None:
         """Count blocks as free."""
         self.put_back(count, held)
+
+    def recount(self, holders: Sequence[tuple[int, Any]]) -> list[str]:
+        """Problems found by adding up how many blocks each of the holders has."""
+        used, held = self.blocks_total - self.blocks_free, sum(count for count, _ in holders)
+        problems = [] if held == used else [f"{used} blocks used, counted {held}"]
+        if not 0 <= used <= self.blocks_total:
+            problems.append(f"{used} blocks used of {self.blocks_total}")
+        return problems
 
     def blocks_at(self, tokens: int) -> int:
         """Full blocks and the one begun."""

@@ -20,7 +20,6 @@ from typing import Any, final
 from emu.kv.blocks import BlockPool
 from emu.kv.counting import CountingPool
 from emu.kv.grouped import GroupedPool
-from emu.kv.tree_pool import TreePool
 from emu.request import Request
 from emu.scheduling.queues import WaitingQueue
 from emu.units import ceil_div
@@ -218,18 +217,13 @@ class Ledger:
         if isinstance(pool, GroupedPool):
             outside = [entry.held for entry in self.reserved.values()]
             return problems + pool.recount(outside + [lost for _, lost in self._lost.values()])
-        if isinstance(pool, (BlockPool, TreePool)):
-            owners = [(r.kv_blocks, r.held) for r in holders]
-            owners += [(entry.blocks, entry.held) for entry in self.detached.values()]
-            owners += [(entry.blocks, None) for entry in self.reserved.values()]
-            owners += [(blocks, None) for blocks, _ in self._lost.values()]
-            return problems + pool.recount(owners)
-        held = sum(r.kv_blocks for r in holders) + self.blocks_in_transit + other_blocks
-        if held != self.blocks_used:
-            problems.append(f"{self.blocks_used} blocks used, counted {held}")
-        if not 0 <= self.blocks_used <= self.blocks_total:
-            problems.append(f"{self.blocks_used} blocks used of {self.blocks_total}")
-        return problems
+        owners = [(r.kv_blocks, r.held) for r in holders]
+        owners += [(entry.blocks, entry.held) for entry in self.detached.values()]
+        owners += [(entry.blocks, None) for entry in self.reserved.values()]
+        owners += [(blocks, None) for blocks, _ in self._lost.values()]
+        if other_blocks:
+            owners.append((other_blocks, None))
+        return problems + pool.recount(owners)
 
 
 def forget_kv(request: Request) -> None:
