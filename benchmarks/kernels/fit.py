@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.kernels import tables
-from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
+from benchmarks.kernels.tables import attention_spec
+from emu.catalogue import lookup_gpu, sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import (
     EXPERT_UNITS,
@@ -122,29 +122,12 @@ def fit_products(gpus: Sequence[str], dtype: str, count: int = 500) -> tuple[Pro
 
 
 # --- attention ---
-@functools.cache
-def _spec(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
-    """Any model whose attention has this shape."""
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": heads * head_dim,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": 4 * heads * head_dim,
-        "vocab_size": 32_000,
-    }
-    return from_hf_config(config, "attention", "table")
-
-
 ANY_PROMPTS = Prompts(launch_us=10, compute=0.7, softmax=20, row_us=1, traffic=1, chain=1)
 
 
 def decode_s(c: Decodes, p: Point) -> float:
     b, context, heads, kv, dim, dtype, _ = p[1]
-    cost = AttentionCost(_spec(heads, kv, dim), p[0], c, ANY_PROMPTS, 1, dtype)
+    cost = AttentionCost(attention_spec(heads, kv, dim), p[0], c, ANY_PROMPTS, 1, dtype)
     line = cost.decode_line(b)
     return c.launch_us * 1e-6 + line.start + line.slope * b * context
 
@@ -184,7 +167,7 @@ def fit_decodes(gpus: Sequence[str], count: int = 500) -> tuple[Decodes, Residua
 
 def prompt_s(c: Prompts, decodes: Decodes, p: Point) -> float:
     b, length, heads, kv, dim, _ = p[1]
-    cost = AttentionCost(_spec(heads, kv, dim), p[0], decodes, c, 1, "bfloat16")
+    cost = AttentionCost(attention_spec(heads, kv, dim), p[0], decodes, c, 1, "bfloat16")
     return c.launch_us * 1e-6 + cost.prompt_s([length] * b, [0] * b, 0)
 
 

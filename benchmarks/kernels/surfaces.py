@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.kernels.tables import L2_MIB, data_folder
-from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
+from benchmarks.kernels.tables import L2_MIB, attention_spec, data_folder
+from emu.catalogue import lookup_gpu, sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import kernels_of
 from emu.latency.kernels.attention import AttentionCost
@@ -218,21 +218,6 @@ def experts(table: Any, ops: Ops) -> Iterator[tuple[str, Surface]]:
                 yield f"experts-{name}-{suffix}", surface
 
 
-def _spec(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": heads * head_dim,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": 4 * heads * head_dim,
-        "vocab_size": 32_000,
-    }
-    return from_hf_config(config, "attention", "table")
-
-
 def prompts(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
     """Attention of whole prompts by type of keys and values."""
     kernels = kernels_of(gpu)
@@ -253,7 +238,7 @@ def prompts(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
             kv = kv or heads
             if heads % kv:
                 continue
-            spec = _spec(heads, kv, dim)
+            spec = attention_spec(heads, kv, dim)
             cost = AttentionCost(spec, gpu, kernels.decodes, kernels.prompts, 1, kv_dtype)
             formula_s = cost.prompt_s([int(row.isl)], [0], 0)
             measured_s = max(row.latency * 1e-3 - launch_s, 0.2 * row.latency * 1e-3)
@@ -294,7 +279,7 @@ def decodes(gpu: GpuSpec, table: Any) -> Iterator[tuple[str, Surface]]:
             kv, count = kv or heads, int(row.batch_size)
             if heads % kv:
                 continue
-            spec = _spec(heads, kv, dim)
+            spec = attention_spec(heads, kv, dim)
             cost = AttentionCost(spec, gpu, kernels.decodes, kernels.prompts, 1, kv_dtype)
             ratio = math.log(row.latency * 1e-3 / cost.whole_s(count, int(row.context)))
             found.setdefault((heads, kv, dim), {})[count] = ratio

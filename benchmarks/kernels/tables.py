@@ -6,12 +6,15 @@ Sizes of messages in the tables are elements of 16 bits; times are milliseconds.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from emu.catalogue import ModelSpec, from_hf_config
 
 SYSTEMS: Final = {
     "A100-SXM4-80GB": "a100_sxm",
@@ -208,3 +211,20 @@ def gathers(gpu: str) -> list[tuple[str, int, int, float]]:
         for r in table[table.nccl_dtype == "half"].itertuples()
         if r.op_name in ("all_gather", "reduce_scatter")
     ]
+
+
+@functools.cache
+def attention_spec(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    """Any model whose attention has this shape."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": heads * head_dim,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 4 * heads * head_dim,
+        "vocab_size": 32_000,
+    }
+    return from_hf_config(config, "attention", "table")

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.chaos.plan_watch import PlanWatch
+from emu.apps.chaos.truth.figures import quantile
 from emu.config.schema import AutoscaleTable
 from emu.documents import DocumentView
 
@@ -241,19 +242,9 @@ class Judge:
         }
         for metric, values_ns in of_requests.items():
             for part, share in _ASCENDING.items():
-                is_ms, told_ms = summary[f"{part}_{metric}_ms"], _quantile(values_ns, share) / 1e6
+                is_ms, told_ms = summary[f"{part}_{metric}_ms"], quantile(values_ns, share) / 1e6
                 if abs(is_ms - told_ms) > _ROUNDING_MS:
                     self.say(f"I17: {part} {metric} is {is_ms} ms, the history says {told_ms}")
         for part in ("mean", *_ASCENDING):
             if summary[f"{part}_ttft_ms"] > summary[f"{part}_e2el_ms"]:
                 self.say(f"I17: {part} TTFT is above the latency")
-
-
-def _quantile(values: list[int], share: float) -> float:
-    """The quantile lies between the nearest ranks, in proportion."""
-    if not values:
-        return 0.0
-    ranked = sorted(values)
-    below, part = divmod(share * (len(ranked) - 1), 1)
-    upper = ranked[min(int(below) + 1, len(ranked) - 1)]
-    return ranked[int(below)] + (upper - ranked[int(below)]) * part

@@ -12,6 +12,7 @@ is an estimate, where a search begins.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -81,8 +82,7 @@ class Pace:
 
     def with_engine(self, engine: EngineModel) -> Pace:
         """The same with other constants of the engine."""
-        other = object.__new__(Pace)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         inner = (
             self._backend.inner if isinstance(self._backend, CorrectedBackend) else self._backend
         )
