@@ -231,7 +231,8 @@ def _staging(target: Path) -> tuple[Path, int]:
             path = _beside(target)
             path.mkdir()
             lock = _locked(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
+            # The second: the directory above was there, and went before pathlib looked at it.
             if not tries_left:  # no other run: this place takes no directories (/proc)
                 raise
             continue

@@ -94,6 +94,25 @@ def test_a_directory_above_that_another_run_removes_is_made_again(
     assert (tmp_path / "runs" / "o").is_dir()
 
 
+def test_a_directory_above_that_goes_while_it_is_looked_at_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mkdir finds it there, another run removes it, and pathlib then sees no directory."""
+    (tmp_path / "runs").mkdir()
+    usual, removed = Path.is_dir, []
+
+    def is_dir(path: Path) -> bool:
+        if not removed and path.name == "runs":
+            removed.append(path)
+            path.rmdir()
+        return usual(path)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    RunDirectory(tmp_path / "runs" / "o").publish()
+    assert removed
+    assert (tmp_path / "runs" / "o").is_dir()
+
+
 def test_a_place_that_takes_no_directories_is_refused_after_some_tries() -> None:
     with pytest.raises(InputError, match=r"output\.dir: cannot be written: No such file"):
         RunDirectory(Path("/proc/runs/o"))

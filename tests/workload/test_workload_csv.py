@@ -102,8 +102,12 @@ def test_bad_utf8_in_a_csv(tmp_path):
 
 def test_header_only_and_unknown_headers(tmp_path):
     assert error_of(tmp_path, AZURE) == "w:1: $: the file has no requests"
-    problem = "no format has the columns a, b, c; wanted are "
-    assert error_of(tmp_path, "a,b,c\n1,2,3\n").startswith(f"w:1: $: {problem}")
+    wanted = (
+        "no format has the columns a, b, c; wanted are input_toks or prompt_tokens, output_toks or"
+        " output_tokens, and arrival_s, arrival_ms, arrival_ns or arrival_timestamp; or say which"
+        " is which: --columns arrival=time,prompt=in,output=out (workload.columns)"
+    )
+    assert error_of(tmp_path, "a,b,c\n1,2,3\n") == f"w:1: $: {wanted}"
     for mark, name in ((";", "semicolons"), ("\t", "tabs")):
         text = "arrival_s,input_toks,output_toks\n1,2,3\n".replace(",", mark)
         problem = f"columns are separated by {name}, not by commas"

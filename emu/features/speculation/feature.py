@@ -72,6 +72,7 @@ class Speculative(Feature):
         "configs/speculation.toml",
         "tests/corpus/seed-2770.toml",
         "tests/corpus/seed-3034.toml",
+        "benchmarks/mtp.py",
         "benchmarks/vllm_blocks.py",
     )
     forbids = ((STEPS_BY_THE_RULE, Speculation.forbids_cohort),)
