@@ -115,7 +115,7 @@ class Clients:
 
     async def _post(self, port: int, path: str, body: dict[str, Any]) -> httpx.Response | None:
         leaving = _LEAVING.get()
-        await asyncio.sleep(0)  # who has left does not connect
+        await asyncio.sleep(0)  # a task that was cancelled does not connect
         leaving.hold()
         try:
             return await self._ports[port].post(path, json=body, extensions={"trace": leaving.see})
