@@ -182,12 +182,13 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
         OTHER_SCHEDULER: Mode(
             "a scheduler other than vllm",
             lambda seat: not isinstance(seat.scheduler, VllmTable),
-            {"scheduler": {"policy": tag_of(SarathiTable)}},
+            {"scheduler": {"policy": tag_of(SglangTable)}},
         ),
         NO_DRAFTS: Mode(
             "a scheduler other than vllm, sglang and tensorrt-llm",
             lambda seat: not isinstance(seat.scheduler, VERIFYING),
             {"scheduler": {"policy": tag_of(SarathiTable)}},
+            (OTHER_SCHEDULER,),
         ),
         OTHER_BACKEND: Mode(
             "a backend other than roofline and linear",

@@ -103,13 +103,12 @@ class Room:
 
     def cost(self, request: Request) -> int:
         """Blocks that must be spare for it."""
-        blocks = blocks_to_start(request, self._size)
         if self._to_end:
-            to_end = blocks_to_end(
-                request, self._size, hands_off=self._hands_off, draft_tokens=self._drafts
+            hands_off = self._hands_off and not request.generated_tokens
+            return blocks_to_end(
+                request, self._size, hands_off=hands_off, draft_tokens=self._drafts
             )
-            blocks = max(blocks, to_end)
-        return blocks
+        return blocks_to_start(request, self._size)
 
     def take(self, request: Request) -> int:
         """FITS, and the request has its blocks and its place from now on; or why it has not."""

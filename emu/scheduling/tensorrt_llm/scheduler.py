@@ -152,6 +152,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Those whose context is complete with the last step and not cached yet, and its tokens."""
         self._paused: list[Request] = []
         """Since the last step was formed."""
+        self._stays_to_end: set[int] = set()
+        """Requests with blocks that decode here, whatever is done with the replica's contexts."""
 
     # Forming a step.
     def schedule(self, now_ns: int) -> Batch | None:
@@ -286,18 +288,22 @@ class TensorrtLlmScheduler(LookingScheduler):
 
     def _drop(self, request: Request) -> None:
         """A request with blocks goes: nothing is kept for it any more."""
-        self._owed -= self._kept_for(request)
+        self._owed -= self._to_end(request) - request.kv_blocks
+        self._stays_to_end.discard(request.request_id)
 
     def _to_end(self, request: Request) -> int:
         """Blocks that it may take in all: a context that is handed on makes one token."""
+        hands_off = self.limits.hands_off and request.request_id not in self._stays_to_end
         return blocks_to_end(
-            request, self.block_size, hands_off=self.limits.hands_off, draft_tokens=self._drafts
+            request, self.block_size, hands_off=hands_off, draft_tokens=self._drafts
         )
 
-    def _kept_for(self, request: Request) -> int:
-        """Blocks that it may still take; none where it came back with more output than it was
-        expected to make here."""
-        return max(0, self._to_end(request) - request.kv_blocks)
+    def _asked(self, request: Request) -> int:
+        """The same of a waiting request; one that came back with output stays to the end."""
+        hands_off = self.limits.hands_off and not request.generated_tokens
+        return blocks_to_end(
+            request, self.block_size, hands_off=hands_off, draft_tokens=self._drafts
+        )
 
     def _spare(self) -> int:
         """Blocks that running requests leave to others."""
@@ -383,9 +389,9 @@ class TensorrtLlmScheduler(LookingScheduler):
             add_verified(forming.shape, 1 + self._drafts, had)
 
     def _grow(self, request: Request, had: int, target: int) -> None:
-        kept = self._kept_for(request)
+        blocks = request.kv_blocks
         self.pool.grow(request, had, target)
-        self._owed += self._kept_for(request) - kept
+        self._owed -= request.kv_blocks - blocks
 
     def _start(self, forming: Forming, request: Request, share: int) -> None:
         """A context begins: what is cached of it, the blocks of the rest, its first tokens."""
@@ -397,7 +403,9 @@ class TensorrtLlmScheduler(LookingScheduler):
         if self.settings.enable_partial_reuse:
             copies = self.settings.copy_on_partial_reuse
             had += pool.take_part(request, node, reached - 1, copies=copies)
-        self._owed += self._kept_for(request)
+        if request.generated_tokens:
+            self._stays_to_end.add(request.request_id)
+        self._owed += self._to_end(request) - request.kv_blocks
         self._note_admission(request, had, forming.now_ns)
         one = self.running.admit(request)
         self._grow(request, had, reached)
@@ -481,7 +489,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         if self._pauses:
             lacks = blocks_to_start(head, self.block_size) > self.pool.blocks_free
         else:
-            lacks = self._to_end(head) > self.pool.blocks_free - self._owed
+            lacks = self._asked(head) > self.pool.blocks_free - self._owed
         if lacks:
             return True
         return self._chunking == "none" and head.reached_tokens > self._budget - count
@@ -605,6 +613,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         if not self.has_room(requests) or not super().reserve(requests):
             return False
         for request in requests:
+            self._stays_to_end.add(request.request_id)
             self._owed += self._to_end(request) - self.blocks_for(request)
         return True
 
@@ -614,13 +623,15 @@ class TensorrtLlmScheduler(LookingScheduler):
             held = self.ledger.reserved.get(request.request_id)
             if held is not None:
                 self._owed -= self._to_end(request) - held.blocks
+                self._stays_to_end.discard(request.request_id)
         super().unreserve(requests)
 
     def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
         """Detached requests of this very replica go on here (role change, no move)."""
         super().adopt(requests, now_ns)
         for request in requests:
-            self._owed += self._kept_for(request)
+            self._stays_to_end.add(request.request_id)
+            self._owed += self._to_end(request) - request.kv_blocks
 
     def evacuate(self) -> list[Request]:
         """Everything leaves: waiting requests first, then running ones. The pool is empty."""
@@ -633,7 +644,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Full check of the counts; one line for each thing that is wrong."""
         problems = self.running.recount()
         holders = [*self.residents(), *self.running.leaving]
-        owed = sum(self._kept_for(request) for request in holders)
+        owed = sum(self._to_end(request) - request.kv_blocks for request in holders)
         for entry in self.ledger.reserved.values():
             owed += self._to_end(entry.request) - entry.blocks
         if owed != self._owed:
@@ -659,7 +670,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         while self._queue.count:
             request = self._queue.head()
             wanted = blocks_to_start(request, self.block_size)
-            blocks = wanted if self._pauses else max(wanted, self._to_end(request))
+            blocks = wanted if self._pauses else self._asked(request)
             is_cut = self._chunking != "none"
             if blocks <= self.pool.blocks_free and (
                 is_cut or request.reached_tokens <= self._budget
