@@ -12,6 +12,7 @@ from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
+from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
@@ -51,6 +52,7 @@ def truth_of(
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()
+    Forming(tape).judge()
     Fair(tape).judge()
     Routing(tape).judge()
     Handover(tape).judge()

@@ -47,6 +47,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "front": "what was preempted goes on first",
         "take_part": "all that runs takes part in each batch",
         "victims": "the request admitted last is preempted first",
+        "formed": "batches of vLLM and TensorRT-LLM are those that their rules form",
         "fair": "the tenant served least goes first",
         "turns": "round robin takes turns",
         "least_loaded": "the replica with the least to do gets the request",
