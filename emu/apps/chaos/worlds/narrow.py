@@ -107,6 +107,44 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
     return lines
 
 
+def turns(rng: Rng, tables: Tables) -> list[Tables]:
+    """Sessions that come back to a small prefix cache, each turn with all that was said before."""
+    tables["scheduler"] = {
+        "policy": tag_of(VllmTable),
+        "block_size": 4,
+        "num_blocks": int(rng.integers(120, 260)),
+        "max_num_seqs": 8,
+        "prefix_caching": True,
+    }
+    if chance(rng, 0.6):
+        tables["scheduler"]["retain_s"] = float(pick(rng, (0.01, 0.3, 5.0)))
+    lines: list[Tables] = []
+    for index, line in enumerate(burst(rng, int(rng.integers(6, 15)), (10, 120), (5, 40))):
+        first, prompt, output = index * 10_000, line["input_toks"], line["output_toks"]
+        asked: list[Tables] = []
+        for at in range(int(rng.integers(2, 5))):
+            said = prompt + at * (output + 12)
+            asked.append(
+                {
+                    "input_toks": said,
+                    "output_toks": output,
+                    "input_tok_ids": [first + i for i in range(said)],
+                    "output_tok_ids": [first + said + i for i in range(output)],
+                    "tool_duration_ns": int(pick(rng, (0, 20_000_000, 400_000_000))),
+                }
+            )
+        asked[-1]["tool_duration_ns"] = 0
+        lines.append(
+            {
+                "arrival_time_ns": line["arrival_time_ns"],
+                "session_id": f"turns{index}",
+                "priority": int(rng.integers(3)),
+                "sub_requests": asked,
+            }
+        )
+    return lines
+
+
 def crowd(rng: Rng, tables: Tables) -> list[Tables]:
     """Clients that are refused and ask again, have deadlines and patience, and talk in turns."""
     tables["scheduler"] = {

@@ -19,6 +19,7 @@ from emu.apps.chaos.worlds.narrow import (
     pieces,
     sglang,
     tensorrt_llm,
+    turns,
 )
 from emu.apps.chaos.worlds.policies import SCHEDULERS
 from emu.config.schema import VllmTable
@@ -83,6 +84,8 @@ def _queue(rng: Rng, tables: Tables) -> list[Tables]:
     order = pick(rng, ("priority", "deadline", "fair"))
     places = "max_num_seqs" if policy == tag_of(VllmTable) else "batch_size_cap"
     tables["scheduler"] = {"policy": policy, "num_blocks": 2000, "order": order, places: 3}
+    if policy == tag_of(VllmTable):
+        tables["scheduler"]["async_scheduling"] = pick(rng, ("off", "off", "auto"))
     lines = burst(rng, int(rng.integers(20, 40)), (5, 200), (1, 20))
     for line in lines:
         line["tenant"] = f"t{int(rng.integers(3))}"
@@ -121,6 +124,6 @@ def _group(rng: Rng, tables: Tables) -> list[Tables]:
 _SCENES: Final[Sequence[Callable[[Rng, Tables], list[Tables]]]] = (
     *(_memory, _memory, _memory),
     *(_queue, _queue),
-    *(_power, _group, crowd, leaving),
+    *(_power, _group, crowd, leaving, turns),
     *(pieces, pieces, sglang, sglang, tensorrt_llm, tensorrt_llm),
 )
