@@ -112,6 +112,6 @@ def test_the_new_router_is_in_every_list(changed: Path) -> None:
     assert "did you mean sticky?" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_types_are_right(changed: Path) -> None:
     told(changed, "mypy", "--strict", "emu/routing/sticky.py", "tests/routing/test_sticky.py")
