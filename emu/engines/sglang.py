@@ -13,6 +13,7 @@ kernel. Prompts run kernel by kernel up to 0.5.9, and in compiled pieces from 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -50,6 +51,15 @@ _PAGE_TOKENS: Final = 64
 _MAX_RUNNING_REQUESTS: Final = 2048
 _CONTEXT_PART: Final = 0.9
 """Of what a process takes before the weights: it is missing in the part that KV is in."""
+_OLD_KERNELS: Final = "0.5.6"
+_BEFORE_SWAPPED: Final = ("0.5.3", "0.5.6")
+"""Versions whose Triton kernel of 8-bit experts does not swap its operands for few rows on Hopper
+(pull requests 15712 and 17965 of January 2026)."""
+_FUSED_SHARED: Final[Mapping[str, tuple[int, ...]]] = {
+    "deepseek_v3": (256,),
+    "glm4_moe": (128, 160),
+}
+"""Models whose one shared expert is fused with the routed ones -> routed experts they may have."""
 _OVERHEAD_SINCE: Final = ("0.5.14", "0.5.23")
 _CHUNKS_STOP: Final = "0.5.9"
 
@@ -102,13 +112,28 @@ class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
 class SglangKernels(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang's kernels: the formulas of vLLM's with the surfaces that SGLang's were measured at."""
 
+    release: str = ""
+    """A version before the newest kernels that were measured; empty = with those."""
+
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return kernels_of(gpu, "sglang")
+        return kernels_of(gpu, "sglang", self.release)
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """Nothing is fused with an all-reduce."""
         return 0
+
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """The Triton kernels of routed experts compute the shared one of DeepSeek-V3 and GLM-4.5.
+
+        Without expert parallelism (`determine_num_fused_shared_experts` in its models). Blackwell
+        runs other kernels, for which it is switched off.
+        """
+        experts = model.experts
+        if experts is None or experts.shared_ffn != experts.ffn or experts.shared_gate:
+            return False
+        is_known = experts.count in _FUSED_SHARED.get(model.model_type, ())
+        return is_known and "blackwell" not in architecture
 
 
 def sglang_memory(model: EngineModel) -> SglangMemory:
@@ -118,7 +143,8 @@ def sglang_memory(model: EngineModel) -> SglangMemory:
 
 def sglang_kernels(model: EngineModel) -> SglangKernels:
     """The kernels, which have no switches."""
-    return SglangKernels()
+    is_old = model.name.removeprefix("sglang-") in _BEFORE_SWAPPED
+    return SglangKernels(release=_OLD_KERNELS if is_old else "")
 
 
 def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
