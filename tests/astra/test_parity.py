@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.shared,
     pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data"),
 ]
+LONG = ("moe_dp_tp_pp", "moe_two_nodes")
 QUICK = ("single", "two", "prefill_decode", "cxl", "pp", "moe", "pim")
 
 
@@ -28,8 +29,14 @@ def test_example(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in (*QUICK, *LONG)])
 def test_example_slow(name):
+    check(name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LONG)
+def test_long_example(name):
     check(name)
 
 
