@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emu.config.features import FEATURES
-from tests.features.removal import NAMES, ROOT, SAMPLE, problems, failing, without
+from tests.features.removal import NAMES, ROOT, SAMPLE, failing, problems, without
 
 QUICK = ("tests/features/test_registry.py", "tests/features/test_matrix.py")
 COMMON = frozenset({"eviction"})
