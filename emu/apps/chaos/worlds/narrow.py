@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
-from emu.config.schema import SglangTable, TensorrtLlmTable, VllmTable
+from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable, VllmTable
 from emu.config.tables import tag_of
 
 
@@ -105,6 +105,24 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
     if shares:
         share_prefixes(rng, lines)
     return lines
+
+
+def varied(rng: Rng, tables: Tables) -> list[Tables]:
+    """Steps that vary, on one stage or two, for long enough that their middle is known."""
+    tables["replicas"] = [{"role": "colocated", "pipeline_parallel": int(pick(rng, (1, 2)))}]
+    tables["latency"] |= {"jitter": True, "base_us": 1000.0, "per_token_us": 10.0}
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 2000, "max_num_seqs": 16}
+    return burst(rng, int(rng.integers(10, 20)), (5, 200), (40, 200))
+
+
+def served(rng: Rng, tables: Tables) -> list[Tables]:
+    """More requests at once than API servers take in their stride."""
+    tables["replicas"][0]["count"] = int(rng.integers(1, 4))
+    tables["latency"] = {"backend": tag_of(RooflineTable)}
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 4000, "max_num_seqs": 256}
+    if chance(rng, 0.5):
+        tables["latency"]["prompt_token_us"] = 100.0
+    return burst(rng, int(rng.integers(40, 100)), (5, 400), (2, 40))
 
 
 def turns(rng: Rng, tables: Tables) -> list[Tables]:
