@@ -56,6 +56,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "fair": "the tenant served least goes first",
         "turns": "round robin takes turns",
         "least_loaded": "the replica with the least to do gets the request",
+        "late_signals": "a router whose signals are late chooses by what was",
         "handover": "KV goes to the decode replica of the policy",
         "leaving_order": "KV leaves in the order in which its prompts ended",
         "connector": "a connector adds its time, and only layer-wise transfers hide",

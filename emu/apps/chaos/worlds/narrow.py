@@ -94,14 +94,16 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
         "tokens_per_block": int(pick(rng, (4, 16))),
         "num_blocks": int(rng.integers(30, 60)),
         "max_batch_size": int(pick(rng, (4, 16))),
-        "max_num_tokens": int(pick(rng, (128, 512))),
+        "max_num_tokens": int(pick(rng, (64, 128, 512))),
         "capacity_scheduler_policy": pick(rng, ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT")),
         "enable_chunked_prefill": True,
         "context_chunking_policy": pick(rng, ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")),
         "disable_overlap_scheduler": chance(rng, 0.5),
         "enable_block_reuse": shares,
     }
-    lines = burst(rng, int(rng.integers(15, 40)), (10, 100), (10, 80))
+    is_wide = tables["scheduler"]["tokens_per_block"] == 16  # prompts of several steps
+    prompts = (50, 300) if is_wide else (10, 100)
+    lines = burst(rng, int(rng.integers(15, 40)), prompts, (10, 80))
     if shares:
         share_prefixes(rng, lines)
     return lines

@@ -82,7 +82,8 @@ def _memory(rng: Rng, tables: Tables) -> list[Tables]:
 
 def _queue(rng: Rng, tables: Tables) -> list[Tables]:
     """More requests than places, with priorities, deadlines and tenants."""
-    policy = pick(rng, tuple(name for name in SCHEDULERS if name != "fcfs"))
+    others = [name for name in SCHEDULERS if name != "fcfs"]
+    policy = pick(rng, [*[tag_of(VllmTable)] * 4, *others])
     order = pick(rng, ("priority", "deadline", "fair"))
     places = "max_num_seqs" if policy == tag_of(VllmTable) else "batch_size_cap"
     tables["scheduler"] = {"policy": policy, "num_blocks": 2000, "order": order, places: 3}
