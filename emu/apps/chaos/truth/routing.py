@@ -152,6 +152,9 @@ class Routing:
             waiting, running = self._load(other, record["at_ns"])
             loads[other] = each * waiting + runs * running
         best = min(open_, key=lambda other: (loads[other], other))
-        self._tape.count("late_signals" if self._delay_ns else "least_loaded")
+        if self._delay_ns:
+            self._tape.count("late_signals")
+        else:
+            self._tape.count("least_loaded")
         if record["replica"] != best:
             self._tape.say(f"T5: {where}, {best} has the least to do: {loads}")
