@@ -41,6 +41,7 @@ class Ask(msgspec.Struct):
     """Tokens of its prompt, and of its output so far."""
     longest: Callable[[int], int]
     """Tokens of its prompt and its whole output."""
+    prompt: Callable[[int], int]
     came: Callable[[int], tuple[int, int]]
     """Its place among all that arrived."""
 

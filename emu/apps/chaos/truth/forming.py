@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Final
 
 from emu.apps.chaos.truth.book import Ask, Book, Due, Members
+from emu.apps.chaos.truth.rule_of_sglang import wrong_in_sglang
 from emu.apps.chaos.truth.rule_of_tensorrt import due_of_tensorrt
 from emu.apps.chaos.truth.rule_of_vllm import due_of_vllm
 from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import FOREVER_NS, Record, Tape, keys_of
-from emu.config.schema import TensorrtLlmTable, VllmTable
+from emu.config.schema import SglangTable, TensorrtLlmTable, VllmTable
 
 _ORDERS: Final = ("arrival", "priority", "deadline")
 _RULES: Final[dict[type, Callable[[Seat, Book, Ask], Due]]] = {
@@ -33,7 +34,7 @@ class Forming:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._got: dict[int, int] = defaultdict(int)
-        self._ask = Ask(self._reached, self._longest, self._came)
+        self._ask = Ask(self._reached, self._longest, self._prompt, self._came)
         self._books = {seat.replica: Book() for seat in tape.seats if self._is_followed(seat)}
         self._cut_ns: dict[int, int] = {
             record["row"]: record["at_ns"]
@@ -44,7 +45,8 @@ class Forming:
 
     def _is_followed(self, seat: Seat) -> bool:
         table, tape = seat.scheduler, self._tape
-        if type(table) not in _RULES or seat.role != "colocated":
+        is_known = type(table) in _RULES or isinstance(table, SglangTable)
+        if not is_known or seat.role != "colocated":
             return False
         is_odd = seat.is_hybrid or seat.passes_over or seat.stages > 1 or not seat.is_plain
         own = keys_of(table).get("eviction", "last") not in ("", "last")
@@ -86,7 +88,11 @@ class Forming:
 
     def _join(self, replica: int, book: Book, row: int) -> None:
         """Behind the last one whose place is not worse."""
-        order = self._order(self._tape.seats[replica])
+        seat = self._tape.seats[replica]
+        order = self._order(seat)
+        if isinstance(seat.scheduler, SglangTable):
+            book.queue.append(row)
+            return
         place, at = self._place(order, row), len(book.queue)
         while at > 0 and self._place(order, book.queue[at - 1]) > place:
             at -= 1
@@ -147,13 +153,34 @@ class Forming:
         if is_odd or not all(known):  # something was found, or came from elsewhere
             del self._books[replica]
             return
-        due = self._due(seat, book, record["at_ns"])
-        if due is None:
-            del self._books[replica]
-            return
-        self._compare(seat, record, due, members, preempted)
+        if isinstance(seat.scheduler, SglangTable):
+            self._check(seat, book, record, members, preempted)
+        else:
+            due = self._due(seat, book, record["at_ns"])
+            if due is None:
+                del self._books[replica]
+                return
+            self._compare(seat, record, due, members, preempted)
         self._follow(replica, book, members, preempted)
         book.formed_ns = record["at_ns"]
+
+    def _check(
+        self, seat: Seat, book: Book, record: Record, members: Members, preempted: list[int]
+    ) -> None:
+        """A batch that is not formed anew keeps the rules of its engine."""
+        at_ns = record["at_ns"]
+        if seat.is_ahead:
+            self._see(seat.replica, book, book.formed_ns)
+        waiting = [*book.queue, *book.unseen]
+        if any(self._cut_ns.get(row) == at_ns for row in waiting):
+            return  # one left at this very instant, before or after
+        self._tape.count("sglang_order")
+        found = list(wrong_in_sglang(seat, book, self._ask, members, preempted, unseen=False))
+        if found and book.unseen:  # an engine that was idle has looked again
+            found = list(wrong_in_sglang(seat, book, self._ask, members, preempted, unseen=True))
+        for problem in found:
+            where = f"batch {record['batch']} of replica {seat.replica} at {at_ns} ns"
+            self._tape.say(f"T5: {where} {problem}")
 
     def _compare(
         self, seat: Seat, record: Record, due: Due, members: Members, preempted: list[int]
@@ -207,6 +234,9 @@ class Forming:
 
     def _reached(self, row: int) -> int:
         return int(self._tape.arrived[row]["prompt"]) + self._got[row]
+
+    def _prompt(self, row: int) -> int:
+        return int(self._tape.arrived[row]["prompt"])
 
     def _longest(self, row: int) -> int:
         arrived = self._tape.arrived[row]

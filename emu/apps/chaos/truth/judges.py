@@ -14,6 +14,7 @@ from emu.apps.chaos.truth.doors import Doors
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
+from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.planners import Planners
@@ -26,6 +27,7 @@ from emu.apps.chaos.truth.seats import seats_of
 from emu.apps.chaos.truth.series import judge_series, judge_waits
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers
+from emu.apps.chaos.truth.variation import judge_variation
 from emu.apps.chaos.truth.waves import Waves
 from emu.apps.chaos.truth.windows import Windows
 from emu.cluster.plan import Plan
@@ -53,6 +55,8 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    judge_variation(tape)
+    Front(tape).judge()
     Waves(tape).judge()
     Transfers(tape, windows).judge()
     Routes(tape).judge()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
-from emu.config.schema import SglangTable, TensorrtLlmTable, VllmTable
+from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable, VllmTable
 from emu.config.tables import tag_of
 
 
@@ -94,17 +94,37 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
         "tokens_per_block": int(pick(rng, (4, 16))),
         "num_blocks": int(rng.integers(30, 60)),
         "max_batch_size": int(pick(rng, (4, 16))),
-        "max_num_tokens": int(pick(rng, (128, 512))),
+        "max_num_tokens": int(pick(rng, (64, 128, 512))),
         "capacity_scheduler_policy": pick(rng, ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT")),
         "enable_chunked_prefill": True,
         "context_chunking_policy": pick(rng, ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")),
         "disable_overlap_scheduler": chance(rng, 0.5),
         "enable_block_reuse": shares,
     }
-    lines = burst(rng, int(rng.integers(15, 40)), (10, 100), (10, 80))
+    is_wide = tables["scheduler"]["tokens_per_block"] == 16  # prompts of several steps
+    prompts = (50, 300) if is_wide else (10, 100)
+    lines = burst(rng, int(rng.integers(15, 40)), prompts, (10, 80))
     if shares:
         share_prefixes(rng, lines)
     return lines
+
+
+def varied(rng: Rng, tables: Tables) -> list[Tables]:
+    """Steps that vary, on one stage or two, for long enough that their middle is known."""
+    tables["replicas"] = [{"role": "colocated", "pipeline_parallel": int(pick(rng, (1, 2)))}]
+    tables["latency"] |= {"jitter": True, "base_us": 1000.0, "per_token_us": 10.0}
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 2000, "max_num_seqs": 16}
+    return burst(rng, int(rng.integers(10, 20)), (5, 200), (40, 200))
+
+
+def served(rng: Rng, tables: Tables) -> list[Tables]:
+    """More requests at once than API servers take in their stride."""
+    tables["replicas"][0]["count"] = int(rng.integers(1, 4))
+    tables["latency"] = {"backend": tag_of(RooflineTable)}
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 4000, "max_num_seqs": 256}
+    if chance(rng, 0.5):
+        tables["latency"]["prompt_token_us"] = 100.0
+    return burst(rng, int(rng.integers(40, 100)), (5, 400), (2, 40))
 
 
 def turns(rng: Rng, tables: Tables) -> list[Tables]:

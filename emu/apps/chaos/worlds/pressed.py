@@ -17,17 +17,19 @@ from emu.apps.chaos.worlds.narrow import (
     crowd,
     leaving,
     pieces,
+    served,
     sglang,
     tensorrt_llm,
     turns,
+    varied,
 )
 from emu.apps.chaos.worlds.policies import SCHEDULERS
-from emu.config.schema import VllmTable
+from emu.config.schema import LightLlmTable, VllmTable
 from emu.config.tables import tag_of
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
-_PART: Final = 0.3
+_PART: Final = 0.45
 _POWER: Final[Tables] = {
     "base_node_w": 60.0,
     "gpu_idle_w": 60.0,
@@ -80,12 +82,15 @@ def _memory(rng: Rng, tables: Tables) -> list[Tables]:
 
 def _queue(rng: Rng, tables: Tables) -> list[Tables]:
     """More requests than places, with priorities, deadlines and tenants."""
-    policy = pick(rng, tuple(name for name in SCHEDULERS if name != "fcfs"))
+    others = [name for name in SCHEDULERS if name != "fcfs"]
+    policy = pick(rng, [*[tag_of(VllmTable)] * 4, *others])
     order = pick(rng, ("priority", "deadline", "fair"))
     places = "max_num_seqs" if policy == tag_of(VllmTable) else "batch_size_cap"
     tables["scheduler"] = {"policy": policy, "num_blocks": 2000, "order": order, places: 3}
     if policy == tag_of(VllmTable):
         tables["scheduler"]["async_scheduling"] = pick(rng, ("off", "off", "auto"))
+    elif policy == tag_of(LightLlmTable):
+        tables["scheduler"]["max_waiting_iters"] = int(pick(rng, (1, 3)))
     lines = burst(rng, int(rng.integers(20, 40)), (5, 200), (1, 20))
     for line in lines:
         line["tenant"] = f"t{int(rng.integers(3))}"
@@ -124,6 +129,6 @@ def _group(rng: Rng, tables: Tables) -> list[Tables]:
 _SCENES: Final[Sequence[Callable[[Rng, Tables], list[Tables]]]] = (
     *(_memory, _memory, _memory),
     *(_queue, _queue),
-    *(_power, _group, crowd, leaving, turns),
+    *(_power, _group, crowd, leaving, turns, varied, served),
     *(pieces, pieces, sglang, sglang, tensorrt_llm, tensorrt_llm),
 )
