@@ -1,4 +1,4 @@
-"""Sixty more bugs, planted by a reader of docs and core who had not looked at the campaign.
+"""Sixty more bugs, planted by a reader of docs and core that had not looked at the campaign.
 
 Of the kinds that reviewers plant: the wrong end of a queue, a block too many, a clock that starts at
 the wrong time, a stale signal, the wrong member of a group, a figure counted twice. Misses stay.

@@ -13,7 +13,7 @@ Members = dict[int, tuple[int, int]]
 
 
 class Book(msgspec.Struct):
-    """One replica: who waits, runs, and has just ended there."""
+    """One replica: its waiting requests, those that run, and those that have just ended."""
 
     queue: list[int] = []
     """Rows that the engine has seen, the head first."""

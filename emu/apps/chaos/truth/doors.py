@@ -1,4 +1,4 @@
-"""Admission: who is refused because too many requests are in the system.
+"""Admission: what is refused because too many requests are in the system.
 
 Restates `router.max_outstanding` of docs/reference/config.md: beyond so many requests in the system
 a new one is refused, and only then.
@@ -27,7 +27,7 @@ class Doors:
         }
 
     def judge(self) -> None:
-        """Count who is inside at each arrival."""
+        """Count the requests inside at each arrival."""
         config = self._tape.config
         is_late = any(
             seat.latency.backend != "linear" or not seat.is_plain for seat in self._tape.seats

@@ -1,4 +1,4 @@
-"""What each batch should have been: members, tokens, who was preempted.
+"""What each batch should have been: members, tokens, what was preempted.
 
 Follows the queue and the running requests of a replica without hits, stages or features; the rules
 (`rule_of_vllm.py`, `rule_of_tensorrt.py`) say what is formed of them. An engine that forms batches

@@ -1,4 +1,4 @@
-"""SGLang's rules: who begins first, who is taken back, how large a mixed batch may be.
+"""SGLang's rules: which request begins first, which is taken back, how large a mixed batch may be.
 
 Restates docs/lab/schedulers.md: the queue is in the order in which requests came here (those that
 were taken back stand at its end), or longest output first; a batch takes the first ones of it.
