@@ -69,7 +69,7 @@ replica/flight/staged replica/flight/member replica/flight/awaiting replica/flig
 replica/flight/starters replica/flight/launchers replica/flight/onto_stages
 replica/flight/layered replica/flight/relay replica/wave
 routing/policies routing/order routing/signal
-cluster/cluster cluster/dispatch cluster/gateway cluster/recorder runs/shard_routes
+cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 
