@@ -102,8 +102,8 @@ soak: $(STAMP)  ## long property tests
 chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
 	@$(PY) -m emu chaos --seeds 0:10000 --at-least 100
 
-nightly: test-compiled simulated  ## every shipped configuration under `emu chaos --seeds 0:20`, whole, 10,000 starts (an hour of CPU time)
-	@EMU_NIGHTLY=1 $(PY) -m pytest -m soak --timeout 14400 tests/chaos/test_shipped.py tests/api/test_threads.py
+nightly: test-compiled simulated  ## the compiled build, and the tests marked nightly: shipped configurations whole under chaos, each feature taken out, ... (hours)
+	@EMU_NIGHTLY=1 $(PY) -m pytest -n 2 --dist worksteal -m nightly --timeout 14400
 
 soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of faults: memory flat (3 CPU-minutes)
 	@$(PY) -m tests.chaos.soak --requests 430000

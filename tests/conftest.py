@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.line(f"{seconds.total():8.1f}  {cases.total():6,} tests  all")
 
 
-# --- the compiled build -------------------------------------------------------------------------
+# --- the night and the compiled build ------------------------------------------------------------
 made.requests_can_be_copied()
 if made.IS_COMPILED:
     from emu.testing import Bench
@@ -88,7 +88,9 @@ if made.IS_COMPILED:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Extension classes take no object of another class where they name one."""
+    """`make test` takes ten minutes, and extension classes take no object of another class."""
     for item in items:
+        if item.get_closest_marker("nightly") and not os.environ.get("EMU_NIGHTLY"):
+            item.add_marker(pytest.mark.skip(reason="minutes: make nightly"))
         if made.IS_COMPILED and item.get_closest_marker("doubles"):
             item.add_marker(pytest.mark.skip(reason="stands in for a compiled class"))

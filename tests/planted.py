@@ -1,14 +1,15 @@
 """Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
 
     python -m tests.planted [--only NAME | --only faults/]
-    python -m tests.planted --campaign 300 [--jobs 2] [--only NAME] [--results FILE]
+    python -m tests.planted --campaign 300 [--jobs 2] [--only NAME] [--results FILE] [--list reader]
 
 Each is one change of one file of a copy of the program; then the unit tests of its package run
 against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`: random worlds run on each
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, of
+`tests/planted_by_reader.py`: random worlds run on each
 until one fails, and if none does, the unit tests of the package that has the bug. What has been
 judged stands in the results and is not run again, so that a run that was cut short goes on.
 """
@@ -28,9 +29,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.patched import found_by
-from tests.planted_worlds import BUGS
+from tests.planted_by_reader import READER
+from tests.planted_worlds import BUGS, Bug
 
 ROOT = Path(__file__).resolve().parents[1]
+LISTS: dict[str, tuple[Bug, ...]] = {"worlds": BUGS, "reader": READER}
 LIMIT_S = 10.0
 HANG_S = 120
 """CPU time after which tests are ended; the bug then counts as missed."""
@@ -821,7 +824,7 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
-def run_worlds(bug: tuple[str, str, str, str], seeds: int) -> tuple[str, str, str]:
+def run_worlds(bug: Bug, seeds: int) -> tuple[str, str, str]:
     """(name, what the campaign found, what unit tests found); empty = nothing."""
     name, file, old, new = bug
     text = (ROOT / "emu" / file).read_text()
@@ -835,13 +838,13 @@ def run_worlds(bug: tuple[str, str, str, str], seeds: int) -> tuple[str, str, st
     return name, "", found_by(place, bad, "tests", tests)
 
 
-def campaign(seeds: int, jobs: int, only: str, results: Path | None) -> int:
-    """Plant each bug of `tests/planted_worlds.py`; prints what found it."""
-    wanted = [bug for bug in BUGS if only in bug[0] or bug[1].startswith(only)]
+def campaign(bugs: tuple[Bug, ...], seeds: int, jobs: int, only: str, results: Path | None) -> int:
+    """Plant each bug; prints what found it."""
+    wanted = [bug for bug in bugs if only in bug[0] or bug[1].startswith(only)]
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
     known = {name: (name, found, failed) for name, found, failed in map(json.loads, lines)}
 
-    def judged(bug: tuple[str, str, str, str]) -> tuple[str, str, str]:
+    def judged(bug: Bug) -> tuple[str, str, str]:
         result = known.get(bug[0]) or run_worlds(bug, seeds)
         if results is not None and bug[0] not in known:
             with results.open("a") as file:
@@ -866,9 +869,11 @@ def main() -> int:
     parser.add_argument("--campaign", type=int, default=0, metavar="SEEDS")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--results", type=Path, help="of --campaign")
+    parser.add_argument("--list", choices=sorted(LISTS), default="worlds", help="of --campaign")
     arguments = parser.parse_args()
     if arguments.campaign:
-        return campaign(arguments.campaign, arguments.jobs, arguments.only, arguments.results)
+        bugs, only = LISTS[arguments.list], arguments.only
+        return campaign(bugs, arguments.campaign, arguments.jobs, only, arguments.results)
     wanted = [
         planted
         for planted in PLANTED

@@ -78,6 +78,19 @@ _LENDER: Final = "sglang"
 """vLLM's tables of block-scaled products hold 55 to 170 us of the host's time in each, and those of
 MXFP4 with 8-bit activations no model that is published so; SGLang calls the same libraries
 (DeepGEMM, FlashInfer) from captured graphs."""
+_SWAPPED: Final = ("fp8_block",)
+_SWAPPED_VERSION: Final = "0.5.14"
+_BEFORE_SWAPPED: Final = "0.5.6"
+"""Triton experts of these types swap their operands for few rows on Hopper since SGLang 0.5.9 (pull
+requests 15712, 17965). The table of 0.5.14 times the layer as a server runs it, that of 0.5.10 its
+kernels with one tuned configuration for both products, and three copies of the router's output in
+each call (`collector/sglang/collect_moe.py`). Servers of 0.5.9 agree with the first: DeepSeek-R1,
+8 H200, 4 to 64 clients; servers of 0.5.6 with the second: Qwen3-235B, H200. The newer stands in the
+engine's file, the older in one for 0.5.6 that has nothing else."""
+_SWAPPING: Final = ("h100_sxm", "h200_sxm")
+_TILE_ROWS: Final = 64
+"""Rows of DeepGEMM's smallest tile on Hopper: up to them a product takes the same time, and what
+the table says of single rows scatters by a third. The median of all of them counts."""
 _BORROWED_EXPERTS: Final = {"b200_sxm": ("fp8_block",)}
 """Types of experts that SGLang's tables stand for by system. vLLM's table of 0.19 on a B200 runs a
 kernel without a tuned configuration, which takes 1.8 times as long for 128 tokens as for 64. Steps
@@ -144,9 +157,21 @@ def _surface(rows: Sequence[int], found: dict[tuple[int, ...], dict[int, float]]
     return Surface(rows=list(rows), shapes=shapes, values=packed_values(lines))
 
 
-def products(gpu: GpuSpec, table: Any, ops: Ops) -> Iterator[tuple[str, Surface]]:
-    """Dense products by type."""
-    table = table[table.m.isin(ROWS) & table.n.isin(_SIDES) & table.k.isin(_SIDES)]
+def _one_tile(table: Any) -> Any:
+    """The same with one time for all rows of block-scaled products that are one tile."""
+    is_one = (table.gemm_dtype == "fp8_block") & (table.m <= _TILE_ROWS)
+    times = table.latency.where(is_one).groupby([table.n, table.k]).transform("median")
+    return table.assign(latency=table.latency.where(~is_one, times))
+
+
+def products(
+    gpu: GpuSpec, table: Any, ops: Ops, *, is_tiled: bool = False
+) -> Iterator[tuple[str, Surface]]:
+    """Dense products by type. `is_tiled`: block-scaled ones are DeepGEMM's on Hopper."""
+    table = table[table.n.isin(_SIDES) & table.k.isin(_SIDES)]
+    if is_tiled:
+        table = _one_tile(table)
+    table = table[table.m.isin(ROWS)]
     table = table.groupby(["gemm_dtype", "m", "n", "k"], as_index=False).latency.median()
     for dtype in _PRODUCT_TYPES:
         found: dict[tuple[int, ...], dict[int, float]] = {}
@@ -320,7 +345,8 @@ def _borrow(
     found.pop("products-fp8_block", None)
     table, version = _table(system, "gemm", _LENDER, "gemm_perf")
     if table is not None:
-        found |= dict(products(gpu, table[table.gemm_dtype == "fp8_block"], ops))
+        blocks = table[table.gemm_dtype == "fp8_block"]
+        found |= dict(products(gpu, blocks, ops, is_tiled=system in _SWAPPING))
         versions[f"gemm of fp8_block by {_LENDER}"] = version
     table, version = _table(system, "moe", _LENDER, "moe_perf")
     if table is not None:
@@ -344,8 +370,9 @@ def surfaces_of(gpu_name: str, engine: str) -> SurfaceFile | None:
     ops = Ops(gpu, kernels_of(gpu), 2)
     found: dict[str, Surface] = {}
     versions: dict[str, str] = {}
+    is_tiled = engine == _LENDER and system in _SWAPPING
     families: tuple[tuple[str, str, Callable[[Any], Iterator[tuple[str, Surface]]]], ...] = (
-        ("gemm", "gemm_perf", lambda table: products(gpu, table, ops)),
+        ("gemm", "gemm_perf", lambda table: products(gpu, table, ops, is_tiled=is_tiled)),
         ("moe", "moe_perf", lambda table: experts(table, ops)),
         ("attention", "context_attention_perf", lambda table: prompts(gpu, table)),
         ("attention", "generation_attention_perf", lambda table: decodes(gpu, table)),
@@ -360,11 +387,40 @@ def surfaces_of(gpu_name: str, engine: str) -> SurfaceFile | None:
         found = {name: one for name, one in found.items() if name not in _EAGER}
     if engine == "vllm":
         _borrow(system, gpu, ops, found, versions)
+    if is_tiled:
+        table = _read_experts(system, engine, _SWAPPED_VERSION)
+        found |= dict(experts(table[table.moe_dtype.isin(_SWAPPED)], ops))
+        versions[f"moe of {', '.join(_SWAPPED)}"] = _SWAPPED_VERSION
     if not found:
         return None
     told = ", ".join(f"{family} {version}" for family, version in versions.items())
     origin = f"aiconfigurator-core 0.12.0 (Apache-2.0), {system}, {engine}: {told}"
     return SurfaceFile(origin=origin, gpu=gpu.name, engine=ENGINES[engine], surfaces=found)
+
+
+def _read_experts(system: str, engine: str, version: str) -> Any:
+    import pandas as pd
+
+    return pd.read_parquet(data_folder() / system / "moe" / engine / version / "moe_perf.parquet")
+
+
+def older_surfaces(gpu_name: str) -> SurfaceFile | None:
+    """Experts of SGLang before 0.5.9, where they differ; None where they do not."""
+    gpu, system = lookup_gpu(gpu_name), SYSTEMS[gpu_name]
+    if system not in _SWAPPING:
+        return None
+    ops = Ops(gpu, kernels_of(gpu), 2)
+    table = _read_experts(system, _LENDER, _OWN_VERSIONS[_LENDER, "moe"][0])
+    found = dict(experts(table[table.moe_dtype.isin(_SWAPPED)], ops))
+    version = _OWN_VERSIONS[_LENDER, "moe"][0]
+    origin = f"aiconfigurator-core 0.12.0 (Apache-2.0), {system}, {_LENDER}: moe {version}"
+    base = f"{gpu.name}.{_LENDER}"
+    return SurfaceFile(origin=origin, gpu=gpu.name, engine=_LENDER, surfaces=found, base=base)
+
+
+def _write(path: Path, file: SurfaceFile) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=0) + b"\n")
+    print(path.name, path.stat().st_size, sorted(file.surfaces), file=sys.stderr)
 
 
 def write_surfaces(gpus: Sequence[str], folder: Path = FOLDER) -> None:
@@ -375,6 +431,7 @@ def write_surfaces(gpus: Sequence[str], folder: Path = FOLDER) -> None:
             file = surfaces_of(gpu, engine)
             if file is None:
                 continue
-            path = folder / f"{lookup_gpu(gpu).name}.{ours}.json"
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=0) + b"\n")
-            print(path.name, path.stat().st_size, sorted(file.surfaces), file=sys.stderr)
+            _write(folder / f"{lookup_gpu(gpu).name}.{ours}.json", file)
+        older = older_surfaces(gpu)
+        if older is not None:
+            _write(folder / f"{lookup_gpu(gpu).name}.{_LENDER}-{_BEFORE_SWAPPED}.json", older)

@@ -23,6 +23,7 @@ from emu.cluster.build import (
     build_rejecter,
     build_replica,
     fault_handlers,
+    join_waves,
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from emu.migration.live import LiveMigrator
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
-    from emu.replica.wave import WaveGroup
 
 S = ReplicaState
 
@@ -156,12 +156,7 @@ class Cluster:
             lambda model: self.pools[model].waiting()[2],
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
-        self.waves: list[WaveGroup] = []
-        groups = groups_of(plan.replicas)
-        if groups:
-            from emu.cluster.waves import join_waves
-
-            self.waves = join_waves(groups, plan.config, self.replicas)
+        self.waves = join_waves(plan, self.replicas)
         if any(its_plan.role != "colocated" for its_plan in plan.replicas):
             from emu.cluster.build_migration import build_watchers
 

@@ -182,7 +182,13 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
     ranks = table.tensor_parallel * table.pipeline_parallel
-    server = Server(gpu=gpu, max_model_tokens=group.max_model_tokens, ranks=ranks)
+    methods = [one.draft_method(group.scheduler) for one in group.features]
+    server = Server(
+        gpu=gpu,
+        max_model_tokens=group.max_model_tokens,
+        ranks=ranks,
+        drafts=next(filter(None, methods), ""),
+    )
     scheduler = filled(group.scheduler, group.bound, server)
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)

@@ -27,6 +27,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt and output together."""
     ranks: int = 1
     """GPUs of a replica."""
+    drafts: str = ""
+    """Where drafts come from that its steps verify; empty = they verify none."""
 
 
 class Defaults(Protocol):

@@ -13,6 +13,7 @@ kernel. Prompts run kernel by kernel up to 0.5.9, and in compiled pieces from 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -48,8 +49,26 @@ _PAGED: Final = ("B200", "GB200", "B300", "GB300")
 _PAGE_TOKENS: Final = 64
 """Pages of TensorRT-LLM's attention, which SGLang takes on these GPUs."""
 _MAX_RUNNING_REQUESTS: Final = 2048
+_DRAFTING_REQUESTS: Final = 48
+"""The same of a server that drafts."""
+_DRAFT_MIB: Final[Mapping[str, int]] = {
+    "eagle": 2048,
+    "eagle3": 2048,
+    "mtp": 2048,
+    "draft_model": 6144,
+}
+"""Memory that is left free for a drafter's activations and graphs, by where drafts come from."""
 _CONTEXT_PART: Final = 0.9
 """Of what a process takes before the weights: it is missing in the part that KV is in."""
+_OLD_KERNELS: Final = "0.5.6"
+_BEFORE_SWAPPED: Final = ("0.5.3", "0.5.6")
+"""Versions whose Triton kernel of 8-bit experts does not swap its operands for few rows on Hopper
+(pull requests 15712 and 17965 of January 2026)."""
+_FUSED_SHARED: Final[Mapping[str, tuple[int, ...]]] = {
+    "deepseek_v3": (256,),
+    "glm4_moe": (128, 160),
+}
+"""Models whose one shared expert is fused with the routed ones -> routed experts they may have."""
 _OVERHEAD_SINCE: Final = ("0.5.14", "0.5.23")
 _CHUNKS_STOP: Final = "0.5.9"
 
@@ -63,13 +82,17 @@ def _of_size(gpu: GpuSpec, ranks: int) -> tuple[int, int]:
     return tokens, few if ranks < _MANY_RANKS else many
 
 
-def _fraction(gpu: GpuSpec, ranks: int, chunk: int, graph: int) -> float:
-    """The part of the memory for weights and KV where nothing is said; `chunk` 0 = no limit."""
+def _fraction(gpu: GpuSpec, ranks: int, chunk: int, graph: int, drafts: str) -> float:
+    """The part of the memory for weights and KV where nothing is said; `chunk` 0 = no limit.
+
+    `drafts`: where drafts come from, empty = there are none.
+    """
     total = gpu.reported_gib * _MIB_PER_GIB
     reserved = _RESERVED_MIB + _TOKEN_MIB * max(chunk, _TOKENS_LEAST)
     reserved += _GRAPH_MIB * graph + _RANK_MIB * ranks
     if gpu.reported_gib > _LARGE_GIB:
         reserved = max(reserved, _LARGE_RESERVED_MIB)
+    reserved += _DRAFT_MIB.get(drafts, 0)
     return round((total - reserved) / total, 3)
 
 
@@ -102,13 +125,28 @@ class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
 class SglangKernels(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang's kernels: the formulas of vLLM's with the surfaces that SGLang's were measured at."""
 
+    release: str = ""
+    """A version before the newest kernels that were measured; empty = with those."""
+
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return kernels_of(gpu, "sglang")
+        return kernels_of(gpu, "sglang", self.release)
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """Nothing is fused with an all-reduce."""
         return 0
+
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """The Triton kernels of routed experts compute the shared one of DeepSeek-V3 and GLM-4.5.
+
+        Without expert parallelism (`determine_num_fused_shared_experts` in its models). Blackwell
+        runs other kernels, for which it is switched off.
+        """
+        experts = model.experts
+        if experts is None or experts.shared_ffn != experts.ffn or experts.shared_gate:
+            return False
+        is_known = experts.count in _FUSED_SHARED.get(model.model_type, ())
+        return is_known and "blackwell" not in architecture
 
 
 def sglang_memory(model: EngineModel) -> SglangMemory:
@@ -118,7 +156,8 @@ def sglang_memory(model: EngineModel) -> SglangMemory:
 
 def sglang_kernels(model: EngineModel) -> SglangKernels:
     """The kernels, which have no switches."""
-    return SglangKernels()
+    is_old = model.name.removeprefix("sglang-") in _BEFORE_SWAPPED
+    return SglangKernels(release=_OLD_KERNELS if is_old else "")
 
 
 def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
@@ -135,7 +174,8 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
     tokens, graph = _of_size(gpu, ranks)
     chunk = table.chunked_prefill_size or tokens
     page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
-    fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph)
+    drafts = server.drafts
+    fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph, drafts)
     overhead = "on" if version in _OVERHEAD_SINCE else "off"
     stops = "on" if version == _CHUNKS_STOP else "off"
     return msgspec.structs.replace(
@@ -145,7 +185,10 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
         mem_fraction_static=fraction,
         gpu_memory_utilization=fraction,
         chunked_prefill_size=chunk,
-        max_running_requests=table.max_running_requests or _MAX_RUNNING_REQUESTS,
+        max_running_requests=table.max_running_requests
+        or (_DRAFTING_REQUESTS if drafts else _MAX_RUNNING_REQUESTS),
+        disable_overlap_schedule=table.disable_overlap_schedule
+        or (bool(drafts) and version not in _OVERHEAD_SINCE),
         page_overhead=overhead if table.page_overhead == "auto" else table.page_overhead,
         full_stops_chunks=stops if table.full_stops_chunks == "auto" else table.full_stops_chunks,
     )

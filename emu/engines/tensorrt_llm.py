@@ -75,6 +75,10 @@ class TensorrtLlmKernels(msgspec.Struct, frozen=True, kw_only=True):
         """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
         return _FUSED_BYTES_MAX if architecture in _FUSING else 0
 
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """The shared expert has products of its own."""
+        return False
+
 
 def tensorrt_llm_memory(model: EngineModel) -> TensorrtLlmMemory:
     """The memory rule with these constants."""

@@ -104,6 +104,10 @@ class VllmKernels(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         return _FUSED_BYTES_MAX.get(architecture, {}).get(ranks, 0)
 
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """The shared expert has products of its own."""
+        return False
+
 
 def vllm_memory(model: EngineModel) -> VllmMemory:
     """The memory rule with these constants."""

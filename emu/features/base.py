@@ -234,6 +234,10 @@ class Feature:
         """Tokens of a sequence in a step beside its next one."""
         return 0
 
+    def draft_method(self, scheduler: SchedulerTable) -> str:
+        """Where drafts come from that its steps verify; empty = they verify none."""
+        return ""
+
     def slots_ahead(self, scheduler: SchedulerTable, *, is_ahead: bool) -> int:
         """Slots that a sequence may hold beyond its own tokens. `is_ahead`: each batch is formed
         while the one before it runs."""

@@ -20,6 +20,8 @@ from emu.config.schema import (
     ReplicaTable,
     SarathiTable,
     SchedulerTable,
+    SglangTable,
+    TensorrtLlmTable,
     VllmTable,
 )
 from emu.config.tables import tag_of
@@ -76,11 +78,14 @@ EXPERTS: Final = "experts"
 OUTSIDE: Final = "outside"
 PLANNER: Final = "planner"
 OTHER_SCHEDULER: Final = "other_scheduler"
+NO_DRAFTS: Final = "no_drafts"
 OTHER_BACKEND: Final = "other_backend"
 CACHED_STATES: Final = "cached_states"
 MOVED_STATES: Final = "moved_states"
 NO_PREFIX_CACHE: Final = "no_prefix_cache"
 
+VERIFYING: Final = (VllmTable, SglangTable, TensorrtLlmTable)
+"""Schedulers whose steps may verify drafts."""
 COSTED: Final = ("roofline", "linear")
 """Backends that can cost a batch of any shape."""
 
@@ -177,7 +182,13 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
         OTHER_SCHEDULER: Mode(
             "a scheduler other than vllm",
             lambda seat: not isinstance(seat.scheduler, VllmTable),
+            {"scheduler": {"policy": tag_of(SglangTable)}},
+        ),
+        NO_DRAFTS: Mode(
+            "a scheduler other than vllm, sglang and tensorrt-llm",
+            lambda seat: not isinstance(seat.scheduler, VERIFYING),
             {"scheduler": {"policy": tag_of(SarathiTable)}},
+            (OTHER_SCHEDULER,),
         ),
         OTHER_BACKEND: Mode(
             "a backend other than roofline and linear",

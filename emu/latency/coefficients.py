@@ -325,10 +325,11 @@ _MEASURED: Final[Mapping[str, str]] = {
 """Architecture -> the GPU whose surfaces its others take."""
 
 
-def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
+def kernels_of(gpu: GpuSpec, engine: str = "", release: str = "") -> Kernels:
     """A GPU's own set, if several of its architecture were measured; else its architecture's.
 
-    With the surfaces of an engine's kernels, if it is named and they were measured.
+    With the surfaces of an engine's kernels, if it is named and they were measured. `release`: a
+    version whose kernels differ on some GPUs; empty = those of the newest that were measured.
     """
     sets = _texts()
     names = (gpu.name, gpu.architecture)
@@ -336,8 +337,9 @@ def kernels_of(gpu: GpuSpec, engine: str = "") -> Kernels:
     if not engine:
         return kernels
     for name in (gpu.name, _MEASURED.get(gpu.architecture, "")):
-        if name and has_surfaces(f"{name}.{engine}"):
-            return msgspec.structs.replace(kernels, surfaces=f"{name}.{engine}")
+        for known in (f"{name}.{engine}-{release}", f"{name}.{engine}"):
+            if name and has_surfaces(known):
+                return msgspec.structs.replace(kernels, surfaces=known)
     return kernels
 
 

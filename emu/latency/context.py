@@ -36,6 +36,10 @@ class KernelPaths(Protocol):
         """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
         ...
 
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """Whether the shared expert is one more of the routed ones, in their kernels."""
+        ...
+
 
 class PlainKernels(msgspec.Struct, frozen=True):
     """Kernels without an engine."""
@@ -47,6 +51,10 @@ class PlainKernels(msgspec.Struct, frozen=True):
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """Nothing is fused."""
         return 0
+
+    def fuses_shared(self, model: ModelSpec, architecture: str) -> bool:
+        """It has products of its own."""
+        return False
 
 
 class PassPart(Protocol):

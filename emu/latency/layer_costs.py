@@ -60,8 +60,13 @@ class LayerCosts:
         dtype: str,
         gate: Gate | None = None,
         routed: RoutedExperts | None = None,
+        *,
+        fuses_shared: bool = False,
     ) -> None:
-        """`routed`: routed experts that several replicas share; None = plainly (see `_moe_s`)."""
+        """`routed`: routed experts that several replicas share; None = plainly (see `_moe_s`).
+
+        `fuses_shared`: the shared expert is one more of the routed ones, which all tokens choose.
+        """
         self.spec = spec
         self.gate = gate
         self.routed = routed
@@ -75,6 +80,9 @@ class LayerCosts:
         kept_wide = spec.layer(spec.layers - 1).unquantized
         self.mixer = self.plain if "mixer" in kept_wide else self.linear
         self.element = ops.activation_bytes
+        moe = spec.experts
+        self._fused = moe.shared_ffn // moe.ffn if fuses_shared and moe is not None else 0
+        """Shared experts that run in the kernels of the routed ones."""
         self.heads = ceil_div(spec.heads, tp)
         self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
 
@@ -152,8 +160,9 @@ class LayerCosts:
                 dtype=self.expert,
                 ep=self.ep,
                 gate=self.gate,
+                shared=self._fused,
             )
-        return total + self.shared_s(tokens)
+        return total if self._fused else total + self.shared_s(tokens)
 
     def layer_parts(self, tokens: int) -> LayerParts:
         """One layer with shared experts, in the order of its parts; times as in `layer`."""

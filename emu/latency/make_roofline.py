@@ -68,6 +68,13 @@ def _changed(kernels: Kernels, table: RooflineTable) -> Kernels:
     return msgspec.structs.replace(found, marlin=table.mxfp4_experts == "marlin")
 
 
+def _fuses_shared(context: LatencyContext) -> bool:
+    """Whether the shared expert runs in the kernels of the routed ones, which a rank has all of."""
+    if context.shared_experts is not None or context.expert_parallel > 1:
+        return False
+    return context.kernels.fuses_shared(context.model, context.gpu.architecture)
+
+
 def make_roofline(
     context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
 ) -> RooflineBackend:
@@ -102,4 +109,5 @@ def make_roofline(
         is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
+        fuses_shared=_fuses_shared(context),
     )

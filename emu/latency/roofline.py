@@ -92,6 +92,7 @@ class RooflineBackend:
         collective_ns: CollectiveNs | None = None,
         round_tokens_to: int = 1,
         routed: RoutedExperts | None = None,
+        fuses_shared: bool = False,
     ) -> None:
         """`ep` 0 = every expert is split over the `tp` ranks (what engines do unless told
         otherwise); above `tp` = ranks of the data-parallel group that share the experts.
@@ -99,6 +100,7 @@ class RooflineBackend:
         `kernels` None = those of the GPU's architecture. `gate` None = experts are chosen evenly.
         `collective_ns` None = over the GPU's own links.
         `routed`: experts that several replicas share, as `[engine]` says; None = plainly.
+        `fuses_shared`: the shared expert runs in the kernels of the routed ones.
         `engine`: what happens between kernels; None = nothing. `is_warm`: the process has used its
         kernels before it serves.
         """
@@ -110,7 +112,9 @@ class RooflineBackend:
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.kernels, sizes.weight_bytes(1, plain))
         collective_ns = collective_ns or machine_collective(gpu, self.kernels)
-        self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate, routed)
+        self.costs = LayerCosts(
+            spec, ops, collective_ns, tp, ep or 1, dtype, gate, routed, fuses_shared=fuses_shared
+        )
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._is_one_stage = len(self.parts) == 1

@@ -63,7 +63,7 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
         return [math.exp(STEP * value / total) for value in sums]
 
 
-class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True):
+class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All surfaces of one engine on one GPU."""
 
     origin: str
@@ -71,6 +71,8 @@ class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     engine: str
     surfaces: dict[str, Surface]
+    base: str = ""
+    """The file that has the families which this one lacks; empty = none."""
 
 
 def packed_values(lines: Sequence[Sequence[float]]) -> str:
@@ -87,5 +89,10 @@ def has_surfaces(name: str) -> bool:
 
 @functools.cache
 def surface_file(name: str) -> SurfaceFile:
-    """The file of a name that `has_surfaces` knows."""
-    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=prepared(SurfaceFile))
+    """The file of a name that `has_surfaces` knows, with the families of the one it stands on."""
+    path = FOLDER / f"{name}.json"
+    file = msgspec.json.decode(path.read_bytes(), type=prepared(SurfaceFile))
+    if not file.base:
+        return file
+    below = surface_file(file.base).surfaces
+    return msgspec.structs.replace(file, surfaces={**below, **file.surfaces})

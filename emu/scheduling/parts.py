@@ -106,12 +106,16 @@ class Drafting(Part):
 
     tokens: int
     """Drafts of a sequence for each step."""
+    drafted_tokens: int
+    """Tokens of a sequence that drafting makes, more than are verified where they are a tree."""
     lookahead_tokens: int
     """Slots held beyond those of a step, for what drafts."""
 
-    def __init__(self, tokens: int, lookahead_tokens: int) -> None:
+    def __init__(self, tokens: int, lookahead_tokens: int, drafted_tokens: int = 0) -> None:
+        """`drafted_tokens` 0 = as many as are verified."""
         self.tokens = tokens
         self.lookahead_tokens = lookahead_tokens
+        self.drafted_tokens = drafted_tokens or tokens
 
     def proposed(self, request: Request) -> int:
         """Drafts for the next step of a request that has just received a token."""

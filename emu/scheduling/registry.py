@@ -31,8 +31,8 @@ def make_scheduler(
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
     the one before it runs (for schedulers that can).
-    `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
-    class. Raises InputError for one that cannot be made.
+    `parts`: what features of the replica do in it (vllm: all; others: drafts). `own` makes a
+    scheduler of a user's class. Raises InputError for one that cannot be made.
     """
     made: Scheduler
     if isinstance(table, OwnSchedulerTable):
@@ -54,7 +54,7 @@ def make_scheduler(
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.forms_ahead:
         made = implementation(table.made_by)(
-            table, limits, preemptions_max=preemptions_max, ahead=ahead
+            table, limits, preemptions_max=preemptions_max, ahead=ahead, parts=parts
         )
     else:
         made = implementation(table.made_by)(table, limits, preemptions_max=preemptions_max)

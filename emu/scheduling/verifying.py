@@ -11,15 +11,32 @@ ended an output: such a request takes part in one batch more, for nothing (`over
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
+from emu.latency.base import BatchShape
 from emu.request import Request
-from emu.scheduling.base import Batch, Progress, ReplicaLimits
+from emu.scheduling.base import Batch, Progress, ReplicaLimits, add_chunk
 from emu.scheduling.cohort import RunningRequest
 from emu.scheduling.ledger import Ledger
-from emu.scheduling.parts import Drafting
+from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.running import RunningSet
+
+
+def drafting_of(parts: Sequence[Part]) -> Drafting | None:
+    """The feature whose drafts decodes verify, if a replica has one."""
+    return next((part for part in parts if isinstance(part, Drafting)), None)
+
+
+def add_verified(shape: BatchShape, new_tokens: int, context_tokens: int) -> None:
+    """One more decode with so many new tokens, its drafts among them."""
+    verify = shape.verify
+    if verify is None or new_tokens == 1:
+        add_chunk(shape, new_tokens, context_tokens)
+        return
+    verify.count += 1
+    verify.tokens += new_tokens
+    verify.context_sum += context_tokens
 
 
 @final

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import signal
 import subprocess
 import sys
@@ -46,9 +45,8 @@ def test_eight_threads_may_begin_their_first_runs_together(attempt: int, tmp_pat
     assert tables == [tables[0]] * 8
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not os.environ.get("EMU_NIGHTLY"), reason="minutes: make nightly")
 def test_eight_threads_twenty_times(tmp_path: Path) -> None:
     for attempt in range(20):
         line = [sys.executable, "-c", RUNS, str(tmp_path / str(attempt))]
@@ -82,9 +80,8 @@ def test_processes_start_beside_each_other(tmp_path: Path) -> None:
     assert list(tmp_path.rglob(".*")) == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not os.environ.get("EMU_NIGHTLY"), reason="minutes: make nightly")
 def test_ten_thousand_starts_beside_each_other(tmp_path: Path) -> None:
     assert start_beside_each_other(tmp_path, 10_000) == [0] * 4
 

@@ -28,11 +28,14 @@ def checksum(result):
     return zlib.crc32(json.dumps(own_rows(result)).encode())
 
 
+@pytest.mark.parametrize(
+    "fifth", [0, *(pytest.param(one, marks=pytest.mark.nightly) for one in range(1, 5))]
+)
 @pytest.mark.parametrize("name", [*PLANS, ""])
-def test_runs_of_the_original(name):
+def test_runs_of_the_original(name, fifth):
     rows = [row for row in RUNS if row["workload"] == name]
     assert len(rows) >= 2
-    for row in rows:
+    for row in rows[fifth::5]:
         result = run_on(
             SHARED / f"llmservingsim-clusters/{row['cluster']}.json",
             workload(name) if name else None,

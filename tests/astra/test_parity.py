@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.shared,
     pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data"),
 ]
+LONG = ("moe_dp_tp_pp", "moe_two_nodes", "moe_dp_tp")
 QUICK = ("single", "two", "prefill_decode", "cxl", "pp", "moe", "pim")
 
 
@@ -28,15 +29,24 @@ def test_example(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in (*QUICK, *LONG)])
 def test_example_slow(name):
+    check(name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LONG)
+def test_long_example(name):
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "seqs", "clock", "preemptions"),
-    [("RTX4090", 256, 183_706_634_969, 194), ("RTXPRO6000", 128, 64_679_407_283, 0)],
+    [
+        pytest.param("RTX4090", 256, 183_706_634_969, 194, marks=pytest.mark.nightly),
+        ("RTXPRO6000", 128, 64_679_407_283, 0),
+    ],
 )
 def test_benchmark_of_300_requests(gpu, seqs, clock, preemptions):
     folder = SHARED / f"vllm-measured/{gpu}-Llama-3.1-8B"

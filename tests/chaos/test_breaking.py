@@ -99,7 +99,7 @@ def test_a_cluster_needs_objectives(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "give the configuration" in capsys.readouterr().err
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["colocated", "disaggregated", "quickstart"])
 def test_shipped_clusters_break_where_all_single_faults_say(name: str, tmp_path: Path) -> None:
     """Every replica, GPU and machine is struck by every kind, at the moments of the campaign."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -43,8 +42,7 @@ def test_a_shipped_configuration_has_no_violation(path: Path) -> None:
     assert totals.work < 2 * WORK_MAX
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(not os.environ.get("EMU_NIGHTLY"), reason="an hour: make nightly")
+@pytest.mark.nightly
 @pytest.mark.timeout(14_400)
 @pytest.mark.usefixtures("copy")
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)

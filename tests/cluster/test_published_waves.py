@@ -58,7 +58,7 @@ def test_most_batches_of_one_token_stand_for_requests(
     assert (len(made), sum(made)) == (dummies, instead_of_requests)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_real_batches_in_every_wave_it_takes_as_long_as_ours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from emu.config.features import FEATURES
-from tests.features.removal import NAMES, ROOT, SAMPLE, problems, without
+from tests.features.removal import NAMES, ROOT, SAMPLE, failing, problems, without
 
-CORE = ("tests/features", "tests/config", "tests/test_layers.py")
+QUICK = ("tests/features/test_registry.py", "tests/features/test_matrix.py")
 COMMON = frozenset({"eviction"})
 """Keys that are those of other tables too."""
 
@@ -35,16 +35,25 @@ APART = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_else_needs_a_feature(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "tree"
     without(name, copy)
-    assert problems(copy, checks_types=False, tests=CORE) == ""
+    assert problems(copy, SAMPLE) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lora", "images", "speculation"])
+def test_without_a_feature_the_registry_is_whole(name: str, tmp_path: Path) -> None:
+    """The quick form: what the registry, its matrix and the layers say in a copy without it."""
+    copy = tmp_path / "tree"
+    without(name, copy)
+    assert failing(copy, QUICK) == ""
 
 
 def test_the_sample_exists() -> None:
-    assert all((ROOT / path).exists() for path in (*SAMPLE, *CORE))
+    assert all((ROOT / path).exists() for path in (*SAMPLE, *QUICK))
 
 
 @pytest.mark.parametrize("name", NAMES)

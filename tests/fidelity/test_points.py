@@ -159,6 +159,27 @@ def test_whether_drafts_were_on_is_one_choice_for_a_series(tmp_path: Path) -> No
     assert board.left_out == {TAKEN_AS_DRAFTED: 3}
 
 
+def test_a_series_with_drafts_is_emulated_with_those_that_are_nearest(tmp_path: Path) -> None:
+    model = {"model": "deepseek-ai/DeepSeek-R1", "gpu": "H200-SXM", "gpus": "8", "tp": "8"}
+    server = model | {"engine": "sglang", "version": "0.5.9", "isl": "64", "osl": "48"}
+    path = table(tmp_path, server)
+    (point,), _ = read_points(path)
+    tpot_ms = [emulate(Job(point, drafts=drafts)).tpot_ms for drafts in (0, 1, 3)]
+    assert tpot_ms == sorted(tpot_ms, reverse=True)
+    rows = [
+        server | {"id": f"{name}_c2_{name}", "spec": "unknown", "tpot_ms": f"{measured:.3f}"}
+        for name, measured in (
+            ("cfg0", tpot_ms[0]), ("cfg3", 0.97 * tpot_ms[2])
+        )
+    ]  # fmt: skip
+    table(tmp_path, *rows)
+    board = point_board(tmp_path, sample=0, seed=0)
+    assert [row.drafts for row in board.compared] == [0, 3]
+    assert board.compared[1].error("tpot_ms") == pytest.approx(100 * (1 / 0.97 - 1), abs=0.1)
+    names = {group.name for group in board.groups if group.by == "drafts"}
+    assert names == {"chosen by series: none", "chosen by series: 3"}
+
+
 def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> None:
     row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM"}
     points, _ = read_points(table(tmp_path, row | {"gpus": "8", "tp": "8"}))

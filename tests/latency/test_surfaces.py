@@ -52,7 +52,8 @@ def test_shipped_files_say_where_they_are_from_and_are_small() -> None:
     for path in FILES:
         file = surface_file(path.stem)
         assert file.origin.startswith("aiconfigurator-core 0.12.0 (Apache-2.0)")
-        assert path.stem == f"{lookup_gpu(file.gpu).name}.{file.engine}"
+        name = f"{lookup_gpu(file.gpu).name}.{file.engine}"
+        assert path.stem == name or (path.stem.startswith(f"{name}-") and file.base == name)
         for surface in file.surfaces.values():
             assert surface.rows == sorted(set(surface.rows))
             for shape in surface.shapes[:3]:
@@ -86,6 +87,26 @@ def test_engines_differ_on_one_gpu_and_a_gpu_without_tables_takes_its_architectu
     assert kernels_of(nvl, "vllm").surfaces == kernels_of(h200, "vllm").surfaces
     assert not kernels_of(lookup_gpu("MI300X"), "vllm").surfaces
     assert not kernels_of(h200).surfaces  # engine none
+
+
+def test_an_older_release_has_its_own_experts_and_all_else_of_the_engine() -> None:
+    h200 = lookup_gpu("H200")
+    new, old = kernels_of(h200, "sglang"), kernels_of(h200, "sglang", "0.5.6")
+    both = [surface_file(kernels.surfaces).surfaces for kernels in (new, old)]
+    assert set(both[0]) == set(both[1])
+    changed = [name for name in both[0] if both[0][name] != both[1][name]]
+    assert changed == ["experts-fp8_block-even", "experts-fp8_block-skewed"]
+    b200 = lookup_gpu("B200")  # whose experts run other kernels
+    assert kernels_of(b200, "sglang", "0.5.6") == kernels_of(b200, "sglang")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_rows_of_one_tile_take_the_same_time(engine: str) -> None:
+    gpu = lookup_gpu("H200")
+    ops = Ops(gpu, kernels_of(gpu, engine), 2)
+    for columns, inner in ((2112, 7168), (4096, 4096), (7168, 2048)):
+        times = [ops.gemm_s(rows, columns, inner, "fp8_block") for rows in (1, 2, 4, 16, 64)]
+        assert max(times) == pytest.approx(min(times), rel=0.03)
 
 
 def test_marlin_is_slower_with_prompts_and_faster_with_few_decodes() -> None:

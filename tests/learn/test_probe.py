@@ -155,7 +155,9 @@ def mean_step_ms(place: Path, config: str, text: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 15])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(one, marks=pytest.mark.nightly) for one in (2, 15))]
+)
 def test_a_hidden_engine_is_found_in_simulated_time(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     engine = HIDDEN.format(

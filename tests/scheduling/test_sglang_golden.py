@@ -17,7 +17,7 @@ from tests.scheduling.sglang_cases import digest, make_case
 from tests.scheduling.sglang_rows import rows_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "sglang.json").read_text("utf-8"))
-SOME = 80
+SOME = 150
 """Cases of the usual run; the others are marked slow."""
 
 
@@ -42,7 +42,7 @@ def test_batches_are_those_of_sglang() -> None:
     assert differ(range(SOME)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_are_those_of_sglang_in_all_cases() -> None:
     assert len(GOLDEN["cases"]) == 1000
     assert differ(range(SOME, 1000)) == []

@@ -35,26 +35,41 @@ ROUNDS = 24
 
 
 class Leaving:
-    """When a client may leave: anyio loses a socket whose connecting is cancelled."""
+    """When a client may leave: while each of its posts waits for its answer, or has ended.
+
+    httpcore loses sockets when a task is cancelled elsewhere: in connecting, and in closing those
+    that an engine left, of which the first await that is cancelled skips the others.
+    """
 
     def __init__(self) -> None:
-        self._connecting = 0
+        self._held = 0
         self._leaver: asyncio.Task[None] | None = None
 
-    async def see(self, event: str, _: object) -> None:
-        """What httpx does for it."""
-        if event == "connection.connect_tcp.started":
-            self._connecting += 1
-        elif event.startswith("connection.connect_tcp."):
-            self._connecting -= 1
-            if self._leaver is not None:
-                self.leave(self._leaver)
-
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Now, or as soon as it has connected."""
+        """Now, or as soon as no post holds it."""
         self._leaver = task
-        if self._connecting == 0:
-            task.cancel()
+        self._go()
+
+    def _go(self) -> None:
+        if self._leaver is not None and self._held == 0:
+            self._leaver.cancel()
+            self._leaver = None
+
+    def hold(self) -> None:
+        """Not now."""
+        self._held += 1
+
+    def free(self) -> None:
+        """The other side of `hold`."""
+        self._held -= 1
+        self._go()
+
+    async def see(self, event: str, _: object) -> None:
+        """What httpx does for a post."""
+        if event == "http11.receive_response_headers.started":
+            self.free()
+        elif event.startswith("http11.receive_response_headers."):
+            self.hold()
 
 
 _LEAVING: ContextVar[Leaving] = ContextVar("_LEAVING")
@@ -99,11 +114,15 @@ class Clients:
         _LEAVING.reset(leaving)
 
     async def _post(self, port: int, path: str, body: dict[str, Any]) -> httpx.Response | None:
-        traced = {"trace": _LEAVING.get().see}
+        leaving = _LEAVING.get()
+        await asyncio.sleep(0)  # a task that was cancelled does not connect
+        leaving.hold()
         try:
-            return await self._ports[port].post(path, json=body, extensions=traced)
+            return await self._ports[port].post(path, json=body, extensions={"trace": leaving.see})
         except httpx.HTTPError:
             return None
+        finally:
+            leaving.free()
 
     async def _whole(self, port: int, prompt: str, output: int) -> None:
         await self._post(port, "/v1/completions", {"prompt": prompt, "max_tokens": output})

@@ -32,6 +32,8 @@ _RECOUNT_S: Final = 20e-6
 _SECOND_S: Final = 1e-3
 """Of simulated time: samples, looks of planners."""
 _SECOND_OF_REPLICA_S: Final = 10e-6
+_SECOND_OF_RANK_S: Final = 20e-3
+"""Of a rank of a data-parallel group besides: it takes part in all steps of the others."""
 
 
 class QuickForm(msgspec.Struct, frozen=True):
@@ -63,15 +65,20 @@ def quick_form(config: Config, source: str, workload: Workload) -> QuickForm:
     limit = min(config.workload.limit or LINES_MAX, LINES_MAX)
     table = msgspec.structs.replace(config.workload, limit=limit)
     plan, first = prepare(msgspec.structs.replace(config, workload=table), source)
-    costs = list(accumulate(_costs(first, len(plan.replicas))))
+    ranks = sum(bool(replica.data_parallel_group) for replica in plan.replicas)
+    second_s = _SECOND_S + _SECOND_OF_REPLICA_S * len(plan.replicas) + _SECOND_OF_RANK_S * ranks
+    costs = list(accumulate(_costs(first, len(plan.replicas), second_s)))
     fitting = sum(cost <= SECONDS for cost in costs)
     of_lines = max(workload.facts.lines, len(costs))
     whole_s = costs[-1] * of_lines / len(costs)
     return QuickForm(max(1, fitting), of_lines, whole_s)
 
 
-def _costs(workload: Workload, replicas: int) -> Iterator[float]:
-    """CPU time that each line adds, in the order of the file (which `workload.limit` clips)."""
+def _costs(workload: Workload, replicas: int, second_s: float) -> Iterator[float]:
+    """CPU time that each line adds, in the order of the file (which `workload.limit` clips).
+
+    `second_s` is that of a second of simulated time.
+    """
     lines: list[tuple[int, int, int, int, int]] = []
     for block, _ in workload.blocks():
         requests, prompts = block.requests_each().tolist(), block.prompt_tokens.tolist()
@@ -91,5 +98,5 @@ def _costs(workload: Workload, replicas: int) -> Iterator[float]:
             requests * (_REQUEST_S + _RECOUNT_S * replicas)
             + output * _OUTPUT_TOKEN_S
             + prompt * _PROMPT_TOKEN_S
-            + later_s * (_SECOND_S + _SECOND_OF_REPLICA_S * replicas)
+            + later_s * second_s
         )

@@ -182,9 +182,10 @@ def _run(trial: _Trial, leap: bool, verdict: Verdict) -> _Run:
     files = _files_of(emulated, directory)
     _judge_history(emulated, history.records, files, verdict)
     if outcome.error is None and not leap:
-        rows = list(csv.DictReader(io.StringIO(files["requests.csv"].decode(), newline="")))
+        rows, series = _rows_of(files["requests.csv"]), _rows_of(files["timeseries.csv"])
         said = msgspec.json.decode(files["summary.json"])
-        truth = truth_of(config, plan, history.records, Written(trial.lines, rows, said))
+        written = Written(trial.lines, rows, said, series)
+        truth = truth_of(config, plan, history.records, written)
         verdict.problems += truth.problems
         verdict.judged = dict(truth.judged)
     emulated.discard()
@@ -192,6 +193,11 @@ def _run(trial: _Trial, leap: bool, verdict: Verdict) -> _Run:
         _count(verdict, emulated.cluster, outcome, history.records, files)
         verdict.checks = checkers[0].checks
     return _Run(outcome, files)
+
+
+def _rows_of(text: bytes) -> list[dict[str, str]]:
+    """The rows of a CSV file, by its columns."""
+    return list(csv.DictReader(io.StringIO(text.decode(), newline="")))
 
 
 def _files_of(emulated: EmulatedWorld, directory: Path) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from emu.features.speculation.keys import SpeculativeTable
+from emu.features.speculation.keys import SpeculativeTable, verified_drafts
 from emu.features.speculation.published import published_rates
 from emu.request import Request
 from emu.scheduling.parts import Drafting
@@ -141,8 +141,12 @@ class Speculation(Drafting):
 
     def __init__(self, table: SpeculativeTable, seed: int, model_type: str = "") -> None:
         """`model_type`: of the target."""
-        super().__init__(table.num_speculative_tokens, lookahead_of(table))
-        self.counts = SpeculationCounts(self.tokens)
+        super().__init__(
+            verified_drafts(table),
+            lookahead_of(table),
+            table.num_speculative_tokens * table.eagle_topk,
+        )
+        self.counts = SpeculationCounts(table.num_speculative_tokens)
         self._seed = seed
         self._limits = [round(rate * _ONE) for rate in conditional_rates(table, model_type)]
         self._mean = table.acceptance_rate
@@ -162,8 +166,12 @@ class Speculation(Drafting):
         return self.tokens
 
     def accepted(self, request: Request, drafts: int) -> int:
-        """Leading drafts of a step that are accepted; the request has the output before it."""
+        """Leading drafts of a step that are accepted; the request has the output before it.
+
+        A tree of them has as many levels as there are limits; one draft of each can be accepted.
+        """
         own = self._own_limit(request)
+        drafts = min(drafts, len(self._limits))
         position, request_id = request.generated_tokens, request.request_id
         known = self._numbers.get(request_id)
         if known is None or not known[0] <= position <= known[0] + len(known[1]) - drafts:

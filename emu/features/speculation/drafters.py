@@ -69,7 +69,8 @@ class DraftPart(msgspec.Struct, frozen=True):
             step_ns = 0  # n-grams are looked up beside the GPU's work
         if step_ns < 0 and self.draft is not None:
             passes = RooflinePasses(self.draft, _roofline_of(context, self.draft))
-        return DraftPricer(drafts.num_speculative_tokens, step_ns, passes)
+        levels = drafts.num_speculative_tokens
+        return DraftPricer(levels, step_ns, passes, drafts.eagle_topk)
 
 
 def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from emu.catalogue.drafts import Draft
 from emu.catalogue.model import ModelSpec
 from emu.config.features import keys_of
-from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.schema import Config, SchedulerTable, SglangTable, TensorrtLlmTable, VllmTable
 from emu.errors import InputError
 from emu.features.base import Door, Feature, Figures, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
     CACHED_STATES,
     MOVED_STATES,
+    NO_DRAFTS,
     OTHER_BACKEND,
-    OTHER_SCHEDULER,
     OUTSIDE,
     STAGES,
     Conflict,
@@ -44,7 +44,13 @@ from emu.features.speculation.acceptance import (
     lookahead_of,
 )
 from emu.features.speculation.drafters import DraftPart, draft_of, stops_paying_at
-from emu.features.speculation.keys import KEY, Keys, SpeculativeTable, check_keys
+from emu.features.speculation.keys import (
+    KEY,
+    Keys,
+    SpeculativeTable,
+    check_keys,
+    verified_drafts,
+)
 from emu.features.speculation.passes import DraftPricer
 from emu.latency.added import AddedBackend
 from emu.latency.base import LatencyBackend
@@ -66,7 +72,7 @@ class Speculative(Feature):
     key = KEY
     summary = "Steps verify drafts of several tokens; how many are accepted is given."
     guide = "lab/speculation.md"
-    keys = ((VllmTable, Keys),)
+    keys = ((VllmTable, Keys), (SglangTable, Keys), (TensorrtLlmTable, Keys))
     section = "speculation"
     files = (
         "configs/speculation.toml",
@@ -77,7 +83,11 @@ class Speculative(Feature):
     )
     forbids = ((STEPS_BY_THE_RULE, Speculation.forbids_cohort),)
     conflicts = (
-        Conflict(OTHER_SCHEDULER, KEY, "policy {policy} has no speculative decoding; vllm has"),
+        Conflict(
+            NO_DRAFTS,
+            KEY,
+            "policy {policy} has no speculative decoding; vllm, sglang and tensorrt-llm have",
+        ),
         Conflict(
             STAGES, "replicas.pipeline_parallel", "speculative decoding runs on one pipeline stage"
         ),
@@ -139,11 +149,20 @@ class Speculative(Feature):
 
     def more_tokens(self, scheduler: SchedulerTable) -> int:
         """Drafts."""
-        return _table(scheduler).num_speculative_tokens
+        return verified_drafts(_table(scheduler))
+
+    def draft_method(self, scheduler: SchedulerTable) -> str:
+        """Where drafts come from."""
+        return _table(scheduler).method
 
     def slots_ahead(self, scheduler: SchedulerTable, *, is_ahead: bool) -> int:
         """Drafts, of two steps where batches are formed ahead, and what the drafter holds."""
         table = _table(scheduler)
+        if isinstance(scheduler, SglangTable):
+            made = table.num_speculative_tokens * table.eagle_topk
+            tokens = max(made, 1 + verified_drafts(table)) * (2 if is_ahead else 1)
+            # A tree is made behind the last page that is begun, and in whole pages.
+            return tokens + (2 * scheduler.block_size if table.eagle_topk > 1 else 0)
         return lookahead_of(table) + table.num_speculative_tokens * (2 if is_ahead else 1)
 
     def pass_part(self, place: Place, config: Config) -> PassPart:
@@ -184,7 +203,7 @@ class Speculative(Feature):
             limit = stops_paying_at(
                 _without_drafts(first.latency),
                 first.latency,
-                table.num_speculative_tokens,
+                verified_drafts(table),
                 1 + counts.accepted_tokens / drafts,
                 counts.context_tokens // drafts,
                 scheduler.requests_max,

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, NoReturn
 
 from msgspec import Meta, field
 
+from emu.config.schema import SchedulerTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import Count0, Fraction, NonNegative, Table, doc
 from emu.features.modes import (
     Seat,
@@ -32,6 +33,17 @@ class SpeculativeTable(Table, kw_only=True, frozen=True):
     num_speculative_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=64)], doc("Drafts of a sequence for each step.")
     ]
+    eagle_topk: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        doc(
+            "sglang: candidates of each draft; above 1 they form a tree of num_speculative_tokens "
+            "levels."
+        ),
+    ] = 1
+    num_draft_tokens: Annotated[
+        Count0,
+        doc("sglang with a tree: tokens of a sequence that a step verifies, its last one too."),
+    ] = 0
     model: Annotated[
         str,
         doc(
@@ -87,6 +99,13 @@ class Keys(Table, kw_only=True, frozen=True):
     ] = None
 
 
+def verified_drafts(drafts: SpeculativeTable) -> int:
+    """Drafts of a sequence that a step verifies: those of a tree, or as many as it has levels."""
+    if drafts.eagle_topk > 1:
+        return drafts.num_draft_tokens - 1
+    return drafts.num_speculative_tokens
+
+
 Wrong = Callable[[str, str], NoReturn]
 """(key, problem): refuses the configuration."""
 
@@ -96,7 +115,8 @@ def check_keys(drafts: SpeculativeTable, seat: Seat) -> None:
     here, wrong = KEY, seat.wrong
     scheduler, latency, replica = seat.scheduler, seat.latency, seat.table
     _check_acceptance(drafts, here, wrong)
-    method, count = drafts.method, drafts.num_speculative_tokens
+    _check_tree(drafts, scheduler, here, wrong)
+    method = drafts.method
     if drafts.model and method in ("ngram", "mtp"):
         wrong(f"{here}.model", f"method {method!r} has no model of its own")
     if not drafts.model and method == "draft_model":
@@ -115,11 +135,44 @@ def check_keys(drafts: SpeculativeTable, seat: Seat) -> None:
         wrong(f"{here}.draft_step_us", f"expected a number >= 0, or -1, got {drafts.draft_step_us}")
     if latency.backend == "linear" and method != "ngram" and drafts.draft_step_us < 0:
         wrong(f"{here}.draft_step_us", "missing; the linear backend knows no drafter's layers")
-    if scheduler.tokens_max < 1 + count:
+    _check_step(drafts, scheduler, here, wrong)
+
+
+def _check_step(
+    drafts: SpeculativeTable, scheduler: SchedulerTable, here: str, wrong: Wrong
+) -> None:
+    """A step has room for the drafts of its sequences."""
+    count = drafts.num_speculative_tokens
+    if isinstance(scheduler, TensorrtLlmTable):
+        tokens = scheduler.requests_max * (1 + count)
+        if tokens > scheduler.tokens_max:
+            problem = f"{scheduler.requests_max} requests verify {tokens} tokens in a step"
+            wrong("scheduler.max_num_tokens", f"{problem}, more than {scheduler.tokens_max}")
+    elif not isinstance(scheduler, SglangTable) and scheduler.tokens_max < 1 + count:
         wrong(
             f"{here}.num_speculative_tokens",
             "a step of one sequence exceeds max_num_batched_tokens",
         )
+
+
+def _check_tree(
+    drafts: SpeculativeTable, scheduler: SchedulerTable, here: str, wrong: Wrong
+) -> None:
+    """Only SGLang verifies trees, and mixes no prompts with drafts."""
+    is_sglang = isinstance(scheduler, SglangTable)
+    if isinstance(scheduler, SglangTable) and scheduler.enable_mixed_chunk:
+        wrong("scheduler.enable_mixed_chunk", "SGLang turns it off beside drafts; set it to false")
+    if drafts.eagle_topk == 1:
+        if drafts.num_draft_tokens:
+            wrong(f"{here}.num_draft_tokens", "needs a tree: eagle_topk above 1")
+        return
+    if not is_sglang or drafts.method not in ("eagle", "eagle3", "mtp"):
+        wrong(f"{here}.eagle_topk", "trees need policy sglang and method eagle, eagle3 or mtp")
+    levels, topk = drafts.num_speculative_tokens, drafts.eagle_topk
+    most = 1 + topk + (levels - 1) * topk * topk
+    if not levels + 1 <= drafts.num_draft_tokens <= most:
+        problem = f"expected {levels + 1} to {most}, got {drafts.num_draft_tokens}"
+        wrong(f"{here}.num_draft_tokens", problem)
 
 
 def _check_acceptance(drafts: SpeculativeTable, here: str, wrong: Wrong) -> None:

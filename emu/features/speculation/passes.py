@@ -50,11 +50,14 @@ class DraftPricer:
 
     component: ClassVar[str] = "draft"
 
-    def __init__(self, tokens: int, step_ns: int, passes: RooflinePasses | None = None) -> None:
-        """`tokens`: drafts of a sequence for each step. `step_ns`: of all drafting in a step;
-        -1 = the passes."""
+    def __init__(
+        self, tokens: int, step_ns: int, passes: RooflinePasses | None = None, topk: int = 1
+    ) -> None:
+        """`tokens`: drafts of a sequence for each step, levels of a tree. `step_ns`: of all
+        drafting in a step; -1 = the passes. `topk`: candidates of each draft."""
         assert passes is not None or step_ns >= 0
         self._tokens = tokens
+        self._topk = topk
         self._step_ns = step_ns
         self._passes = passes
 
@@ -68,14 +71,15 @@ class DraftPricer:
         total = self._passes.pass_ns(shape)
         if verify.drafting:
             for number in range(1, self._tokens):
-                total += self._passes.pass_ns(_one_token_each(verify, number))
+                total += self._passes.pass_ns(_one_token_each(verify, number, self._topk))
         return total
 
 
-def _one_token_each(verify: Verify, number: int) -> BatchShape:
-    """The drafter's pass `number` (from 0) after the first: a decode of each sequence."""
-    count = verify.drafting
-    context = verify.drafting_context_sum + count * number
+def _one_token_each(verify: Verify, number: int, topk: int) -> BatchShape:
+    """The drafter's pass `number` (from 0) after the first: a decode of each sequence's `topk`
+    candidates."""
+    count = verify.drafting * topk
+    context = verify.drafting_context_sum * topk + count * number
     mean = context // count
     return BatchShape(
         decode_count=count,

@@ -155,11 +155,13 @@ class Ops:
         dtype: str,
         ep: int,
         gate: Gate | None = None,
+        shared: int = 0,
     ) -> float:
         """Routed experts of one layer on the slowest of `ep` ranks.
 
         An expert has `matrices` of hidden x ffn. Without a gate, ranks are alike and experts as
-        popular as `met_experts` says. A gate says how many tokens each expert computes.
+        popular as `met_experts` says. A gate says how many tokens each expert computes. `shared`
+        experts more are met by every token.
         """
         kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
         params = matrices * hidden * ffn
@@ -177,9 +179,9 @@ class Ops:
         return factor * max(
             grouped_s(
                 kernel,
-                met=met,
-                rows=routed,
-                padded=padded,
+                met=met + shared,
+                rows=routed + shared * tokens,
+                padded=padded + shared * -(-tokens // block) * block,
                 params=params,
                 weight_bytes=sizes.weight_bytes(params, dtype),
                 row_bytes=float(self.activation_bytes * (2 * hidden + matrices * ffn)),

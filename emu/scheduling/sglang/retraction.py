@@ -38,13 +38,15 @@ def retract(
     seats: Sequence[Seat],
     fits: Callable[[Sequence[Seat]], bool],
     take_back: Callable[[Seat, int], None],
+    *,
+    in_order: bool = False,
 ) -> list[Seat]:
     """Take requests back until the rest fits; those that stay, in their new order.
 
     `fits`: whether the pool has the next step's pages of these. `take_back`: the pages of one are
-    freed; so many others remain.
+    freed; so many others remain. `in_order`: the last of the batch goes first (beside drafts).
     """
-    left = order(seats)
+    left = list(seats) if in_order else order(seats)
     is_first = True
     while len(left) > 1 and (is_first or not fits(left)):
         is_first = False

@@ -21,6 +21,11 @@ running batch, and counts for admission, until the next decode is formed.
 Where this differs: a request that is retracted keeps the token of the batch in flight, which SGLang
 throws away and computes again; and a batch that is empty is never full, where SGLang can hang.
 
+**Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
+asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
+tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
+0.5.9 there is no overlap beside drafts.
+
 **Leaps.** A promise is a run of decodes in which no request ends, none is waiting or the batch is
 full, and no page can be lacking. Decodes advance together in the cohort
 (`emu/scheduling/running.py`); what a leap would have evicted is evicted when it is settled.
@@ -35,12 +40,13 @@ from mypy_extensions import mypyc_attr
 
 from emu.config.schema import SglangTable
 from emu.kv.tree_pool import TreePool
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, Verify
 from emu.request import Request
 from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, add_chunk
 from emu.scheduling.cohort import RunningRequest
 from emu.scheduling.ledger import Ledger
 from emu.scheduling.looking import LookingScheduler
+from emu.scheduling.parts import Part
 from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.sglang.admission import (
     CONTINUE,
@@ -53,6 +59,7 @@ from emu.scheduling.sglang.admission import (
 )
 from emu.scheduling.sglang.orders import ListQueue, Order
 from emu.scheduling.sglang.retraction import AHEAD_STEPS, Seat, ratio_after, retract
+from emu.scheduling.verifying import VerifyingSet, add_verified, drafting_of
 from emu.units import ceil_div
 
 _EVER: Final = 1 << 63
@@ -98,9 +105,10 @@ class SglangScheduler(LookingScheduler):
         *,
         preemptions_max: int = 0,
         ahead: bool = False,
+        parts: Sequence[Part] = (),
     ) -> None:
         """`preemptions_max`: a request retracted more often fails (0 = no limit). `ahead`: each
-        batch is chosen when the one before it starts."""
+        batch is chosen when the one before it starts. `parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         self.pool = TreePool(
@@ -119,9 +127,17 @@ class SglangScheduler(LookingScheduler):
             ahead=ahead,
         )
         self.settings = table
-        self.running = RunningSet(self.ledger, limits, frees_late=True)
-        self._cohort = self.running.cohort
         self._page = limits.block_size
+        self.parts = parts
+        self._drafting = drafting_of(parts)
+        self.running: RunningSet
+        if self._drafting is None:
+            self.running = RunningSet(self.ledger, limits, frees_late=True)
+        else:
+            self.running = VerifyingSet(self.ledger, limits, self._drafting, frees_late=True)
+        self.running.parts = parts
+        self._cohort = self.running.cohort
+        self._step_blocks = self._blocks_of_step()
         self._order = Order(table.schedule_policy, self.pool)
         has_overhead = table.page_overhead == "on"
         self._rules = Rules(
@@ -152,6 +168,19 @@ class SglangScheduler(LookingScheduler):
         """The one chosen last."""
         self._late: set[int] = set()
         """Requests that ended with the last batch, whose results are not known."""
+        self._gained: dict[int, int] = {}
+        """Tokens that the last batch brought, by admission, where steps verify drafts."""
+
+    def _blocks_of_step(self) -> int:
+        """Pages that a decode asks for, for each request, where it verifies drafts."""
+        drafting, page = self._drafting, self._page
+        if drafting is None:
+            return 0
+        tokens = max(drafting.drafted_tokens, 1 + drafting.tokens)
+        blocks = ceil_div(tokens, page)
+        if drafting.drafted_tokens > drafting.tokens and page > 1:
+            blocks += 1  # branches begin behind the page that is begun
+        return blocks * (2 if self._ahead else 1)
 
     # Forming a batch.
     def schedule(self, now_ns: int) -> Batch | None:
@@ -228,7 +257,7 @@ class SglangScheduler(LookingScheduler):
         elif not self._batch:
             self._is_full = False
         running = self.running
-        if running.beside:
+        if running.beside and self._drafting is None:
             running.join_ready(now_ns)
         batch = None
         if cut is not None or (self._queue.count and not self._is_full):
@@ -282,7 +311,7 @@ class SglangScheduler(LookingScheduler):
         taken = admission.taken
         tokens = sum(one.new for one in taken)
         pool.make_room(tokens if page == 1 else tokens + len(taken) * page)
-        shape = BatchShape()
+        shape = self._shape()
         chunks: list[Chunk] = []
         prompts: list[Record] = []
         cut = self._cut if is_cut_again else None
@@ -342,7 +371,16 @@ class SglangScheduler(LookingScheduler):
         if last is None or not self._ahead or not self._stays(one):
             return made
         is_late = last.decodes or one.admission in last.fresh
+        if self._drafting is not None:
+            return made - self._gained.get(one.admission, 0)
         return made - 1 if is_late and made else made
+
+    def _shape(self) -> BatchShape:
+        """An empty batch; its drafter, if there is one, computes its tokens too."""
+        shape = BatchShape()
+        if self._drafting is not None:
+            shape.verify = Verify()
+        return shape
 
     # Decodes.
     def _decode(self, now_ns: int) -> Batch | None:
@@ -366,8 +404,8 @@ class SglangScheduler(LookingScheduler):
             return None
         if has_fallen:
             self._is_full = False
-        self.pool.make_room(len(batch) * self._page)
-        shape, records = self._step(batch, BatchShape(), [])
+        self.pool.make_room(len(batch) * max(1, self._step_blocks) * self._page)
+        shape, records = self._step(batch, self._shape(), [])
         formed = self._launch(shape, [], records, Launched([], batch, decodes=True), now_ns)
         formed.preempted = preempted
         return formed
@@ -382,7 +420,9 @@ class SglangScheduler(LookingScheduler):
         """Whether these have pages for a token each; what is cached makes room for them."""
         page = self._page
         blocks = len(batch)
-        if page > 1:
+        if self._drafting is not None:
+            blocks *= self._step_blocks
+        elif page > 1:
             blocks = sum(self._computed(one) % page == 0 for one in batch)
         self.pool.make_room(blocks * page)
         return blocks <= self.pool.blocks_free
@@ -410,7 +450,7 @@ class SglangScheduler(LookingScheduler):
             )
             for place, one in enumerate(batch)
         ]
-        seats = retract(seats, fits, take_back)
+        seats = retract(seats, fits, take_back, in_order=self._drafting is not None)
         if not fits(seats):  # only where others take pages away: SGLang would stop here
             take_back(seats.pop(), 0)
         self._batch = [batch[seat.place] for seat in seats]
@@ -448,6 +488,9 @@ class SglangScheduler(LookingScheduler):
         for one in batch:
             if one.in_cohort:
                 continue
+            if self._drafting is not None:
+                self._verify(one, self._drafting.tokens, shape, records)
+                continue
             request = one.request
             had = request.computed_tokens
             new = 1 if not one.is_alive else request.reached_tokens - had
@@ -458,6 +501,31 @@ class SglangScheduler(LookingScheduler):
                 one.pending += new
                 records.append((one, new, had + new))
         return shape, records
+
+    def _verify(
+        self, one: RunningRequest, drafts: int, shape: BatchShape, records: list[Record]
+    ) -> None:
+        """A step of one that verifies drafts: it has slots for all, whatever will be accepted.
+
+        `drafts`: of one that has ended, which the engine does not know.
+        """
+        request = one.request
+        had = request.computed_tokens
+        last = request.reached_tokens - had if one.is_alive else 1
+        drafts = one.drafts if one.is_alive else drafts
+        new = last + max(0, min(drafts, self.limits.max_model_tokens - 1 - had - last))
+        self.pool.grow(request, had, had + new)
+        add_verified(shape, new, had)
+        verify = shape.verify
+        if verify is not None and new > last:
+            verify.drafting += 1
+            verify.drafting_context_sum += had + last
+        if one.is_alive:
+            request.computed_tokens = had + new
+            one.pending += new
+            records.append((one, new, had + new))
+        else:
+            request.computed_tokens = had + 1
 
     def _launch(
         self,
@@ -568,7 +636,13 @@ class SglangScheduler(LookingScheduler):
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
         self.settle(batch, steps)
+        made: list[tuple[RunningRequest, int]] = []
+        if isinstance(self.running, VerifyingSet):
+            records = self.running.records[batch.batch_id]
+            made = [(one, one.request.generated_tokens) for one, _, _ in records]
+            self.running.overruns.clear()
         progress = self.running.complete(batch, steps, now_ns, longest_step_ns)
+        self._gained = {one.admission: one.request.generated_tokens - had for one, had in made}
         self._late.update([request.request_id for request in progress.finished])
         return progress
 
@@ -624,6 +698,7 @@ class SglangScheduler(LookingScheduler):
         needed = request.prompt_tokens + made + (self._page if self._rules.page_overhead else 0)
         # One step more is taken before its end is known.
         blocks = ceil_div(request.prompt_tokens + request.max_output_tokens, self._page)
+        blocks += self._step_blocks
         if needed >= self.blocks_total * self._page or blocks > self.blocks_total:
             return f"needs more than the replica's {self.blocks_total} KV blocks"
         return ""

@@ -28,11 +28,13 @@ WAITS_FOR_PREFIX: Final = 2
 LACKS_PLACE: Final = 3
 
 
-def blocks_to_end(request: Request, block_tokens: int, *, hands_off: bool = False) -> int:
+def blocks_to_end(
+    request: Request, block_tokens: int, *, hands_off: bool = False, draft_tokens: int = 0
+) -> int:
     """Blocks of a request's prompt and of all output that it may make; where it is handed on after
-    its prompt (`hands_off`), of one token."""
+    its prompt (`hands_off`), of one token. `draft_tokens`: of its last step."""
     output = 1 if hands_off else request.max_output_tokens
-    return ceil_div(request.prompt_tokens + output, block_tokens)
+    return ceil_div(request.prompt_tokens + output + draft_tokens, block_tokens)
 
 
 def blocks_to_start(request: Request, block_tokens: int) -> int:
@@ -86,13 +88,15 @@ class Room:
         places: int,
         contributed: Contributed | None = None,
         hands_off: bool = False,
+        draft_tokens: int = 0,
     ) -> None:
         """`spare_blocks`: free blocks less those that running requests need (`policy` says how
         far). `contributed` None: no request waits for another's blocks. `hands_off`: requests leave
-        after their prompt."""
+        after their prompt. `draft_tokens`: verified in a step."""
         self._to_end = policy != "MAX_UTILIZATION"
         self._size = block_tokens
         self._hands_off = hands_off
+        self._drafts = draft_tokens
         self.spare_blocks = spare_blocks
         self.places = places
         self._contributed = contributed
@@ -100,7 +104,10 @@ class Room:
     def cost(self, request: Request) -> int:
         """Blocks that must be spare for it."""
         if self._to_end:
-            return blocks_to_end(request, self._size, hands_off=self._hands_off)
+            hands_off = self._hands_off and not request.generated_tokens
+            return blocks_to_end(
+                request, self._size, hands_off=hands_off, draft_tokens=self._drafts
+            )
         return blocks_to_start(request, self._size)
 
     def take(self, request: Request) -> int:

@@ -18,6 +18,10 @@ from step n+2 on; what ended with it keeps its place and its blocks while step n
 takes part in that step for nothing, but from 1.3 on if it ended by its length, which is known
 beforehand (`length_ends_known`).
 
+**Drafts** (`VerifyingSet`). A generation computes its last token and its drafts, which count in
+the step's tokens, in the next step's blocks and in those that are kept for its output. When it ends
+is not known beforehand: a step may bring several tokens.
+
 Where this differs: a request that is paused keeps the token of the step in flight.
 
 **Leaps.** A promise is a run of decodes in which no request ends, none that waits can be taken and
@@ -35,12 +39,13 @@ from mypy_extensions import mypyc_attr
 
 from emu.config.schema import TensorrtLlmTable
 from emu.kv.tree_pool import TreePool
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, Verify
 from emu.request import Request
 from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, add_chunk
 from emu.scheduling.cohort import RunningRequest
 from emu.scheduling.ledger import Ledger
 from emu.scheduling.looking import LookingScheduler
+from emu.scheduling.parts import Part
 from emu.scheduling.queues import ArrivalQueue, arrival_order
 from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.tensorrt_llm.capacity import (
@@ -54,6 +59,7 @@ from emu.scheduling.tensorrt_llm.capacity import (
     blocks_to_start,
 )
 from emu.scheduling.tensorrt_llm.chunks import Chunking, from_hit, shares
+from emu.scheduling.verifying import VerifyingSet, add_verified, drafting_of
 
 _EVER: Final = 1 << 63
 
@@ -79,9 +85,11 @@ class Forming:
 
     __slots__ = ("chunks", "now_ns", "records", "shape")
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, verify: Verify | None = None) -> None:
+        """`verify`: what drafts add, where steps verify some."""
         self.now_ns = now_ns
         self.shape = BatchShape()
+        self.shape.verify = verify
         self.records = []
         self.chunks = []
 
@@ -97,9 +105,10 @@ class TensorrtLlmScheduler(LookingScheduler):
         *,
         preemptions_max: int = 0,
         ahead: bool = False,
+        parts: Sequence[Part] = (),
     ) -> None:
         """`preemptions_max`: a request paused more often fails (0 = no limit). `ahead`: each step
-        is scheduled when the one before it starts."""
+        is scheduled when the one before it starts. `parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         pauses = table.capacity_scheduler_policy == "MAX_UTILIZATION"
@@ -115,7 +124,16 @@ class TensorrtLlmScheduler(LookingScheduler):
             ahead=ahead,
         )
         self.settings = table
-        self.running = RunningSet(self.ledger, limits, frees_late=True)
+        self.parts = parts
+        drafting = drafting_of(parts)
+        self._drafts = 0 if drafting is None else drafting.tokens
+        """Drafts of a generation."""
+        self.running: RunningSet
+        if drafting is None:
+            self.running = RunningSet(self.ledger, limits, frees_late=True)
+        else:
+            self.running = VerifyingSet(self.ledger, limits, drafting, frees_late=True)
+        self.running.parts = parts
         self._cohort = self.running.cohort
         self._policy = table.capacity_scheduler_policy
         self._pauses = pauses
@@ -123,7 +141,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         self._chunking: Chunking = "none"
         if table.enable_chunked_prefill:
             self._chunking = table.context_chunking_policy
-        self._knows_ends = table.length_ends_known == "on"
+        self._knows_ends = table.length_ends_known == "on" and not self._drafts
         self._begin()
 
     def _begin(self) -> None:
@@ -134,6 +152,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Those whose context is complete with the last step and not cached yet, and its tokens."""
         self._paused: list[Request] = []
         """Since the last step was formed."""
+        self._stays_to_end: set[int] = set()
+        """Requests with blocks that decode here, whatever is done with the replica's contexts."""
 
     # Forming a step.
     def schedule(self, now_ns: int) -> Batch | None:
@@ -177,17 +197,17 @@ class TensorrtLlmScheduler(LookingScheduler):
         running = self.running
         if self.ledger.arrived:
             running.admit_arrived(self.max_num_seqs)
-        if running.beside:
+        if running.beside and not self._drafts:
             running.join_ready(now_ns)
         late = self._late()
         if not (running.requests or self._queue.count or late):
             return None
         cut = self._make_room(late)
-        forming = Forming(now_ns)
+        forming = Forming(now_ns, Verify() if self._drafts else None)
         started = [one for one in running.beside.values() if one.prefilling]
         lengths = [self._left(one) for one in started]
         generations = len(running.requests) - len(started) + len(late)
-        budget = self._budget - generations
+        budget = self._budget - generations - self._draft_tokens(late)
         fitting = self._fitting(started, budget - sum(lengths), cut) if self._queue.count else []
         tokens = [*lengths, *(request.reached_tokens for request in fitting)]
         if tokens:
@@ -196,7 +216,7 @@ class TensorrtLlmScheduler(LookingScheduler):
             return None
         self._generate(forming, late)
         for one, new in zip(started, tokens, strict=False):
-            if new:
+            if new and one.is_alive:  # an earlier request may have taken its place just now
                 self._compute(forming, one, new)
         for request, new in zip(fitting, tokens[len(started) :], strict=True):
             if new:
@@ -222,10 +242,25 @@ class TensorrtLlmScheduler(LookingScheduler):
         pool = self.pool
         blocks = self._cohort.blocks_next() if self._cohort.count else 0
         for one in self.running.beside.values():
-            blocks += pool.need(one.request, one.request.reached_tokens)
+            blocks += pool.need(one.request, one.request.reached_tokens + self._of(one))
         for request in late:
-            blocks += pool.need(request, request.reached_tokens)
+            blocks += pool.need(request, request.reached_tokens + self._drafts)
         return blocks
+
+    def _draft_tokens(self, late: Sequence[Request]) -> int:
+        """Drafts of all generations in the next step."""
+        if not self._drafts:
+            return 0
+        drafts = sum(self._of(one) for one in self.running.beside.values())
+        return drafts + self._drafts * len(late)
+
+    def _of(self, one: RunningRequest) -> int:
+        """Drafts of its next step."""
+        if not self._drafts or one.prefilling:
+            return 0
+        return max(
+            0, min(one.drafts, self.limits.max_model_tokens - one.request.reached_tokens - 1)
+        )
 
     def _make_room(self, late: Sequence[Request]) -> tuple[int, int] | None:
         """Pause those that came last until the others have the blocks of their next token; the
@@ -254,10 +289,21 @@ class TensorrtLlmScheduler(LookingScheduler):
     def _drop(self, request: Request) -> None:
         """A request with blocks goes: nothing is kept for it any more."""
         self._owed -= self._to_end(request) - request.kv_blocks
+        self._stays_to_end.discard(request.request_id)
 
     def _to_end(self, request: Request) -> int:
         """Blocks that it may take in all: a context that is handed on makes one token."""
-        return blocks_to_end(request, self.block_size, hands_off=self.limits.hands_off)
+        hands_off = self.limits.hands_off and request.request_id not in self._stays_to_end
+        return blocks_to_end(
+            request, self.block_size, hands_off=hands_off, draft_tokens=self._drafts
+        )
+
+    def _asked(self, request: Request) -> int:
+        """The same of a waiting request; one that came back with output stays to the end."""
+        hands_off = self.limits.hands_off and not request.generated_tokens
+        return blocks_to_end(
+            request, self.block_size, hands_off=hands_off, draft_tokens=self._drafts
+        )
 
     def _spare(self) -> int:
         """Blocks that running requests leave to others."""
@@ -306,6 +352,7 @@ class TensorrtLlmScheduler(LookingScheduler):
             places=self.max_num_seqs - held,
             contributed=contributed,
             hands_off=self.limits.hands_off,
+            draft_tokens=self._drafts,
         )
 
     def _take_from_later(
@@ -335,10 +382,11 @@ class TensorrtLlmScheduler(LookingScheduler):
             running.start_cohort_step()
         for one in running.beside.values():
             if not one.prefilling:
-                self._compute(forming, one, self._left(one))
+                self._compute(forming, one, self._left(one) + self._of(one))
         for request in late:
-            self._grow(request, request.computed_tokens, request.reached_tokens)
-            add_chunk(forming.shape, 1, request.computed_tokens)
+            had = request.computed_tokens
+            self._grow(request, had, request.reached_tokens + self._drafts)
+            add_verified(forming.shape, 1 + self._drafts, had)
 
     def _grow(self, request: Request, had: int, target: int) -> None:
         blocks = request.kv_blocks
@@ -355,6 +403,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         if self.settings.enable_partial_reuse:
             copies = self.settings.copy_on_partial_reuse
             had += pool.take_part(request, node, reached - 1, copies=copies)
+        if request.generated_tokens:
+            self._stays_to_end.add(request.request_id)
         self._owed += self._to_end(request) - request.kv_blocks
         self._note_admission(request, had, forming.now_ns)
         one = self.running.admit(request)
@@ -379,9 +429,14 @@ class TensorrtLlmScheduler(LookingScheduler):
         request.computed_tokens = target
         one.pending += new
         forming.records.append((one, new, target))
-        add_chunk(forming.shape, new, had)
+        verify = forming.shape.verify
+        if verify is not None and target >= request.reached_tokens:
+            verify.drafting += 1
+            verify.drafting_context_sum += target
         if not one.prefilling:
+            add_verified(forming.shape, new, had)
             return
+        add_chunk(forming.shape, new, had)
         forming.chunks.append(Chunk(request, new, had))
         if target >= request.reached_tokens:
             self._contexts.append((one, target))
@@ -434,7 +489,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         if self._pauses:
             lacks = blocks_to_start(head, self.block_size) > self.pool.blocks_free
         else:
-            lacks = self._to_end(head) > self.pool.blocks_free - self._owed
+            lacks = self._asked(head) > self.pool.blocks_free - self._owed
         if lacks:
             return True
         return self._chunking == "none" and head.reached_tokens > self._budget - count
@@ -492,6 +547,8 @@ class TensorrtLlmScheduler(LookingScheduler):
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
         self.settle(batch, steps)
+        if isinstance(self.running, VerifyingSet):
+            self.running.overruns.clear()  # `leaving` says which step too many there is
         progress = self.running.complete(batch, steps, now_ns, longest_step_ns)
         if not self._ahead:
             self._process()
@@ -543,7 +600,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         if self._pauses:
             return super().blocks_to_reserve(requests)
         # Whatever the replica does with prompts of its own: these come to decode.
-        return sum(blocks_to_end(request, self.block_size) for request in requests)
+        size, drafts = self.block_size, self._drafts
+        return sum(blocks_to_end(request, size, draft_tokens=drafts) for request in requests)
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `reserve` would take these requests now."""
@@ -555,6 +613,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         if not self.has_room(requests) or not super().reserve(requests):
             return False
         for request in requests:
+            self._stays_to_end.add(request.request_id)
             self._owed += self._to_end(request) - self.blocks_for(request)
         return True
 
@@ -564,12 +623,14 @@ class TensorrtLlmScheduler(LookingScheduler):
             held = self.ledger.reserved.get(request.request_id)
             if held is not None:
                 self._owed -= self._to_end(request) - held.blocks
+                self._stays_to_end.discard(request.request_id)
         super().unreserve(requests)
 
     def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
         """Detached requests of this very replica go on here (role change, no move)."""
         super().adopt(requests, now_ns)
         for request in requests:
+            self._stays_to_end.add(request.request_id)
             self._owed += self._to_end(request) - request.kv_blocks
 
     def evacuate(self) -> list[Request]:
@@ -595,7 +656,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Empty, or why this replica could never serve the request, even alone."""
         if reason := super().can_ever_hold(request):
             return reason
-        if not self._pauses and self._to_end(request) > self.blocks_total:
+        if not (self._pauses and not self._drafts) and self._to_end(request) > self.blocks_total:
             return f"needs more than the replica's {self.blocks_total} KV blocks"
         if self._chunking == "none" and request.prompt_tokens > self._budget:
             return f"prompt longer than max_num_tokens {self._budget}, and not chunked"
@@ -609,7 +670,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         while self._queue.count:
             request = self._queue.head()
             wanted = blocks_to_start(request, self.block_size)
-            blocks = wanted if self._pauses else self._to_end(request)
+            blocks = wanted if self._pauses else self._asked(request)
             is_cut = self._chunking != "none"
             if blocks <= self.pool.blocks_free and (
                 is_cut or request.reached_tokens <= self._budget

@@ -190,7 +190,9 @@ class Choices:
         decodes = [
             row
             for row, before, new in members
-            if new == 1 and before >= self._tape.arrived[row]["prompt"] and self._got[row]
+            if (new == 1 or not seat.is_plain)
+            and before >= self._tape.arrived[row]["prompt"]
+            and self._got[row]
         ]
         prompts = [member for member in members if member[0] not in decodes]
         new = sum(member[2] for member in prompts)

@@ -32,9 +32,9 @@ class Ask(msgspec.Struct, frozen=True):
     priority: int
     """As its line says; 0 = none."""
     at_ns: int | None
-    """When it arrives; None = after the turn before it, or not known."""
-    pause_ns: int | None = None
-    """From the end of the turn before it; None = it waits for no turn."""
+    """When it arrives; None = after turns before it, or not known."""
+    waits: tuple[tuple[int, int], ...] = ()
+    """Of each turn that it waits for: its request, and the pause from its end."""
     patience_ns: int = -1
     """How long its client waits; -1 = for ever."""
     deadline_ns: int = -1
@@ -50,23 +50,28 @@ def asked(tape: Tape, lines: Sequence[Record]) -> list[Ask]:
     kept = [line for line in lines if line["arrival_time_ns"] >= start_ns]
     found: list[Ask] = []
     for line in kept[: workload.limit or None]:
-        at_ns: int | None = round((line["arrival_time_ns"] - start_ns) * workload.time_scale)
-        pause_ns: int | None = None
-        for turn in line.get("sub_requests", [line]):
+        at_ns = round((line["arrival_time_ns"] - start_ns) * workload.time_scale)
+        turns, first = line.get("sub_requests", [line]), len(found)
+        for index, turn in enumerate(turns):
+            after = turn.get("after")
+            if after is None:
+                after = [index - 1] if index else []
             found.append(
                 Ask(
                     prompt_tokens=_clipped(turn["input_toks"], workload.max_prompt_tokens),
                     output_tokens=_clipped(turn["output_toks"], workload.max_output_tokens),
                     tenant=line.get("tenant", ""),
                     priority=line.get("priority", 0),
-                    at_ns=None if is_moved else at_ns,
-                    pause_ns=pause_ns,
+                    at_ns=None if is_moved or after else at_ns,
+                    waits=tuple(
+                        (first + before, turns[before].get("tool_duration_ns", 0))
+                        for before in after
+                    ),
                     patience_ns=turn.get("cancel_after_ns", -1),
                     deadline_ns=turn.get("deadline_ns", -1),
                     has_images="images" in turn,
                 )
             )
-            at_ns, pause_ns = None, turn.get("tool_duration_ns", 0)
     return found
 
 
@@ -155,7 +160,8 @@ class Clients:
                 self._judge_lengths(request, ask, row)
                 self._judge_deadline(request, ask, place)
                 self._judge_patience(request, ask, place, row)
-            self._judge_arrival(request, ask, tries[0][1], by_request.get(request - 1, []))
+            before = [(by_request[one][-1][1], ns) for one, ns in ask.waits if by_request[one]]
+            self._judge_arrival(request, ask, tries[0][1], before)
         if not self._is_repeated and len(by_request) > len(self._asked):
             extra = len(by_request) - len(self._asked)
             self._tape.say(f"T7: {extra} requests have rows, and no line asked for them")
@@ -184,19 +190,20 @@ class Clients:
             self._tape.say(f"T7: request {request} is due at {told_ns} ns, asked was {due_ns}")
 
     def _judge_arrival(
-        self, request: int, ask: Ask, row: Row, before: Sequence[tuple[int, Row]]
+        self, request: int, ask: Ask, row: Row, before: Sequence[tuple[Row, int]]
     ) -> None:
-        """A line arrives at its time, a later turn a pause after its caller had the one before."""
+        """A line arrives at its time, a later turn a pause after its caller had those before."""
         due_ns = ask.at_ns
         rule = "arrival"
-        if ask.pause_ns is not None:
+        if before:
             rule = "turn"
-            last = before[-1][1] if before else None
-            if last is None or last["status"] != "completed":
+            if any(last["status"] != "completed" for last, _ in before):
                 if row["reason"] != "session_ended":
                     self._tape.say(f"T7: request {request} is asked after a turn that had no end")
                 return
-            due_ns = int(last["last_token_ns"]) + ask.pause_ns
+            if row["reason"] == "session_ended":
+                return  # another turn of the session did not complete
+            due_ns = max(int(last["last_token_ns"]) + pause_ns for last, pause_ns in before)
         if due_ns is None or self._is_repeated:
             return
         self._tape.count(rule)

@@ -156,6 +156,8 @@ class Iterations:
         stage: int = -1,
     ) -> None:
         tape = self._tape
+        if seat.latency.jitter:
+            return  # `variation` judges what varies
         chunks = None if began is None else began.get("chunks")
         whole_ps = whole_cost_ps(seat, formed["members"], chunks)
         factor = self._windows.factor(seat.replica, start_ns)
@@ -186,8 +188,8 @@ class Iterations:
         is_unsure: bool,
     ) -> None:
         """Equal batches on equal replicas take equally long, whatever the backend."""
-        varies = seat.latency.jitter or not seat.latency.warm_up
-        if is_unsure or not seat.is_plain or seat.group or varies:
+        is_cold = not seat.latency.warm_up
+        if is_unsure or not seat.is_plain or seat.group or is_cold:
             return
         members = sorted((before, new) for _, before, new in formed["members"])
         shape = (tuple(members), tuple(formed.get("verified", ())), stage)

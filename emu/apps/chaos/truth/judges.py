@@ -10,9 +10,13 @@ from emu.apps.chaos.truth.clients import Clients
 from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
+from emu.apps.chaos.truth.doors import Doors
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
+from emu.apps.chaos.truth.forming import Forming
+from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
+from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
@@ -20,8 +24,10 @@ from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
+from emu.apps.chaos.truth.series import judge_series, judge_waits
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers
+from emu.apps.chaos.truth.variation import judge_variation
 from emu.apps.chaos.truth.waves import Waves
 from emu.apps.chaos.truth.windows import Windows
 from emu.cluster.plan import Plan
@@ -37,6 +43,8 @@ class Written(NamedTuple):
     rows: Sequence[Mapping[str, str]]
     """Of requests.csv."""
     summary: DocumentView
+    series: Sequence[Mapping[str, str]] = ()
+    """Of timeseries.csv."""
 
 
 def truth_of(
@@ -47,13 +55,18 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    judge_variation(tape)
+    Front(tape).judge()
     Waves(tape).judge()
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()
+    Forming(tape).judge()
     Fair(tape).judge()
     Routing(tape).judge()
     Handover(tape).judge()
+    Leaving(tape).judge()
+    Doors(tape).judge()
     judge_rejections(tape)
     judge_rebalancing(tape)
     judge_returns(tape)
@@ -65,6 +78,8 @@ def truth_of(
     Deadlines(tape).judge()
     if written is not None:
         Figures(tape).judge(written.rows, written.summary)
+        judge_series(tape, written.series)
+        judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         if written.lines:
             Clients(tape, windows, written.lines).judge(written.rows)

@@ -7,6 +7,7 @@ ended and moved.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from typing import Final
 
@@ -31,24 +32,49 @@ class Routing:
         self._queued_rows: set[int] = set()
         self._turned_ns = -1
         """When a replica changed its state last."""
+        self._delay_ns = round(tape.config.router.signal_delay_ms * 1e6)
+        self._known: dict[int, list[tuple[int, int, int]]] = defaultdict(lambda: [(-1, 0, 0)])
+        """By replica, since when so many requests waited and ran, where signals are late."""
 
     def judge(self) -> None:
         """Replay where requests were."""
         router = self._tape.config.router
-        if type(router) not in (RoundRobinTable, *_WEIGHTS) or router.signal_delay_ms:
+        if type(router) not in (RoundRobinTable, *_WEIGHTS):
             return
-        self._tape.replay(
-            {
-                "state": self._state,
-                "ended": self._ended,
-                "lost": self._lost,
-                "routed": self._lost,
-                "migrated": self._migrated,
-                "batch": self._batch,
-                "tokens": self._tokens,
-                "queued": self._queued,
-            }
-        )
+        if self._delay_ns and (type(router) is RoundRobinTable or self._tape.by_event["state"]):
+            return
+        handlers = {
+            "state": self._state,
+            "ended": self._ended,
+            "lost": self._lost,
+            "routed": self._lost,
+            "migrated": self._migrated,
+            "batch": self._batch,
+            "tokens": self._tokens,
+            "queued": self._queued,
+        }
+        for record in self._tape.records:
+            handler = handlers.get(record["event"])
+            if handler is not None:
+                handler(record)
+                if self._delay_ns:
+                    self._note(record["at_ns"])
+
+    def _note(self, at_ns: int) -> None:
+        """What a late signal will say of this moment."""
+        for seat in self._tape.seats:
+            known, replica = self._known[seat.replica], seat.replica
+            now = len(self._waiting[replica]), len(self._running[replica])
+            if known[-1][1:] != now:
+                known.append((at_ns, *now))
+
+    def _load(self, replica: int, at_ns: int) -> tuple[int, int]:
+        """Requests that wait and run there, as the router knows it."""
+        if not self._delay_ns:
+            return len(self._waiting[replica]), len(self._running[replica])
+        known, until_ns = self._known[replica], at_ns - self._delay_ns
+        at = bisect_right(known, until_ns, key=lambda one: one[0]) - 1
+        return known[max(0, at)][1:]
 
     def _state(self, record: Record) -> None:
         replica = record["replica"]
@@ -110,20 +136,25 @@ class Routing:
             if replica != due and served in self._last:
                 self._tape.say(f"T5: {where}, it is the turn of {due}")
         elif policy in _WEIGHTS:
-            self._least(policy, replica, open_, where)
+            self._least(policy, record, open_, where)
         if len(open_) > 1:
             self._last[served] = replica
         self._leave(row)
         self._queued_rows.add(row)
         self._waiting[replica].add(row)
 
-    def _least(self, policy: type[RouterTable], replica: int, open_: list[int], where: str) -> None:
-        each, running = _WEIGHTS[policy]
-        loads = {
-            other: each * len(self._waiting[other]) + running * len(self._running[other])
-            for other in open_
-        }
+    def _least(
+        self, policy: type[RouterTable], record: Record, open_: list[int], where: str
+    ) -> None:
+        each, runs = _WEIGHTS[policy]
+        loads = {}
+        for other in open_:
+            waiting, running = self._load(other, record["at_ns"])
+            loads[other] = each * waiting + runs * running
         best = min(open_, key=lambda other: (loads[other], other))
-        self._tape.count("least_loaded")
-        if replica != best:
+        if self._delay_ns:
+            self._tape.count("late_signals")
+        else:
+            self._tape.count("least_loaded")
+        if record["replica"] != best:
             self._tape.say(f"T5: {where}, {best} has the least to do: {loads}")

@@ -10,6 +10,20 @@ if TYPE_CHECKING:
     from emu.cluster.plan import Plan, ReplicaPlan
 
 
+class FrontEnd(msgspec.Struct, frozen=True):
+    """Constants of an API server, ns."""
+
+    intake_ns: int
+    wait_ns: int
+    """Of the tokenizer, for more prompts."""
+    token_ns: int
+    """Encoding a token of a prompt."""
+    event_ns: int
+    """Streaming a token."""
+    output_ns: int
+    """From the end of a step to the client, besides."""
+
+
 class Seat(msgspec.Struct, frozen=True):
     """One replica, as it was placed."""
 
@@ -57,6 +71,10 @@ class Seat(msgspec.Struct, frozen=True):
     """Weights or attention are in the memory of the machine."""
     token_flops: tuple[int, int, int]
     """Operations for a token, a pair of tokens, a token that comes out; 0 = not restated."""
+    front: FrontEnd | None
+    """Its API server, if clients reach it through one."""
+    variation: tuple[float, float, int] | None
+    """Of its steps: standard deviation, part with a pause, mean of all pauses (ns)."""
 
 
 def seats_of(plan: Plan) -> list[Seat]:
@@ -93,9 +111,32 @@ def seats_of(plan: Plan) -> list[Seat]:
             is_ahead=replica.schedules_ahead,
             is_offloaded=replica.placement is not None or replica.latency.attention_offload,
             token_flops=_token_flops(replica),
+            front=_front(replica),
+            variation=_variation(replica),
         )
         for replica in plan.replicas
     ]
+
+
+def _front(replica: ReplicaPlan) -> FrontEnd | None:
+    engine = replica.engine
+    if engine is None or not replica.has_front_end:
+        return None
+    return FrontEnd(
+        intake_ns=engine.intake_ns,
+        wait_ns=engine.batch_wait_ns,
+        token_ns=engine.prompt_token_ns,
+        event_ns=engine.output_event_ns,
+        output_ns=engine.output_ns,
+    )
+
+
+def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
+    if not replica.latency.jitter or replica.bound is None:
+        return None
+    engine = replica.bound.model
+    mean_ns = round(engine.straggler_part * engine.straggler_ns)
+    return engine.jitter_step, engine.straggler_part, mean_ns
 
 
 def _passes_over(replica: ReplicaPlan) -> bool:

@@ -1,7 +1,8 @@
 """Worlds of SGLang's and TensorRT-LLM's schedulers: some of other schedulers', with their keys.
 
 A stream of its own decides for each, and nothing else of a world changes. What these schedulers
-cannot do in emu (stages, tiers, features, states; SGLang's also groups) is not drawn for them.
+cannot do in emu (stages, tiers, features but drafts, states; SGLang's also groups) is not drawn
+for them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from emu.apps.chaos.worlds.models import features_in
 from emu.config.engine_words import ENGINES
 from emu.config.schema import FcfsTable, LightLlmTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import tag_of
+from emu.features.modes import COSTED
 from emu.rng import rng_stream
 
 _PART: Final = 0.4
@@ -29,6 +31,7 @@ def draw_engines(seed: int, tables: Tables) -> None:
     if had["policy"] in _KEPT or "models" in tables:
         return
     is_sglang = chance(rng, _PART)
+    drafts = rng_stream(seed, "chaos engine drafts")
     if tables["network"].get("tiers") or features_in(tables):
         return
     if any(_NEVER.intersection(group) for group in tables["replicas"]):
@@ -39,10 +42,37 @@ def draw_engines(seed: int, tables: Tables) -> None:
     if is_sglang:
         if not has_groups:
             _sglang(rng, tables, had)
+            _drafts(drafts, tables)
         return
     rng = rng_stream(seed, "chaos tensorrt-llm")
     if chance(rng, _PART):
         _tensorrt_llm(rng, tables, had)
+        _drafts(drafts, tables)
+
+
+def _drafts(rng: Rng, tables: Tables) -> None:
+    """Drafts in one world of three; SGLang's are a tree in a part of them."""
+    scheduler, latency = tables["scheduler"], tables["latency"]
+    is_outside = latency.get("attention_offload") or any(
+        "placement" in group for group in tables["replicas"]
+    )
+    is_costed = latency.get("backend", COSTED[0]) in COSTED
+    if not chance(rng, 0.35) or is_outside or not is_costed:
+        return
+    table: Tables = {
+        "method": pick(rng, ("ngram", "eagle", "eagle3")),
+        "num_speculative_tokens": int(pick(rng, (1, 2, 5))),
+        "acceptance_rate": float(pick(rng, (0.0, 0.5, 0.9, 1.0))),
+        "draft_step_us": float(pick(rng, (0.0, 500.0))),
+    }
+    is_tree = chance(rng, 0.4) and table["method"] != "ngram"
+    if "enable_mixed_chunk" in scheduler:
+        scheduler["enable_mixed_chunk"] = False
+        if is_tree and table["num_speculative_tokens"] > 1:
+            table |= {"eagle_topk": 4, "num_draft_tokens": 8}
+    else:
+        scheduler["max_batch_size"] = scheduler["max_batch_size"] or 64
+    scheduler["speculative_config"] = table
 
 
 def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:

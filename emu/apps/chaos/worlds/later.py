@@ -21,7 +21,7 @@ def draw_later(seed: int, tables: Tables) -> None:
     """Where replicas are put, what a prompt's words cost, which kernel wide experts run."""
     rng = rng_stream(seed, "chaos later")
     spreads = chance(rng, 0.15)
-    encodes, widens, plans = chance(rng, 0.3), chance(rng, 0.5), chance(rng, 0.15)
+    encodes, widens, plans = chance(rng, 0.3), chance(rng, 0.9), chance(rng, 0.15)
     for group in tables.get("replicas", ()):
         if spreads and "gpus" not in group:
             group["place"] = "spread"

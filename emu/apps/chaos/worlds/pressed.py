@@ -12,13 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.narrow import (
+    burst,
+    crowd,
+    leaving,
+    pieces,
+    served,
+    sglang,
+    tensorrt_llm,
+    turns,
+    varied,
+)
 from emu.apps.chaos.worlds.policies import SCHEDULERS
-from emu.config.schema import VllmTable
+from emu.config.schema import LightLlmTable, VllmTable
 from emu.config.tables import tag_of
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
-_PART: Final = 0.06
+_PART: Final = 0.45
 _POWER: Final[Tables] = {
     "base_node_w": 60.0,
     "gpu_idle_w": 60.0,
@@ -66,16 +77,21 @@ def _memory(rng: Rng, tables: Tables) -> list[Tables]:
         "prefix_caching": chance(rng, 0.3),
         "async_scheduling": pick(rng, ("auto", "off", "on")),
     }
-    return _lines(rng, int(rng.integers(15, 40)), (10, 60), (40, 150))
+    return burst(rng, int(rng.integers(15, 40)), (10, 60), (40, 150))
 
 
 def _queue(rng: Rng, tables: Tables) -> list[Tables]:
     """More requests than places, with priorities, deadlines and tenants."""
-    policy = pick(rng, tuple(name for name in SCHEDULERS if name != "fcfs"))
+    others = [name for name in SCHEDULERS if name != "fcfs"]
+    policy = pick(rng, [*[tag_of(VllmTable)] * 4, *others])
     order = pick(rng, ("priority", "deadline", "fair"))
     places = "max_num_seqs" if policy == tag_of(VllmTable) else "batch_size_cap"
     tables["scheduler"] = {"policy": policy, "num_blocks": 2000, "order": order, places: 3}
-    lines = _lines(rng, int(rng.integers(20, 40)), (5, 200), (1, 20))
+    if policy == tag_of(VllmTable):
+        tables["scheduler"]["async_scheduling"] = pick(rng, ("off", "off", "auto"))
+    elif policy == tag_of(LightLlmTable):
+        tables["scheduler"]["max_waiting_iters"] = int(pick(rng, (1, 3)))
+    lines = burst(rng, int(rng.integers(20, 40)), (5, 200), (1, 20))
     for line in lines:
         line["tenant"] = f"t{int(rng.integers(3))}"
         if order == "priority":
@@ -93,7 +109,7 @@ def _power(rng: Rng, tables: Tables) -> list[Tables]:
     tables["replicas"][0]["count"] = 2
     for feature in all_features():
         feature.draw_late(rng, tables)
-    return _lines(rng, int(rng.integers(10, 30)), (20, 400), (2, 60))
+    return burst(rng, int(rng.integers(10, 30)), (20, 400), (2, 60))
 
 
 def _group(rng: Rng, tables: Tables) -> list[Tables]:
@@ -107,31 +123,12 @@ def _group(rng: Rng, tables: Tables) -> list[Tables]:
         "max_num_batched_tokens": int(pick(rng, (64, 512))),
         "max_num_seqs": 16,
     }
-    return _lines(rng, int(rng.integers(10, 40)), (5, 300), (1, 60))
-
-
-def _lines(
-    rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[int, int]
-) -> list[Tables]:
-    """So many requests within a short while, some at the same instant."""
-    at_ns = 0
-    lines: list[Tables] = []
-    for _ in range(count):
-        if not chance(rng, 0.3):
-            at_ns += int(pick(rng, (1000, 1_000_000, 20_000_000)))
-        lines.append(
-            {
-                "arrival_time_ns": at_ns,
-                "input_toks": int(rng.integers(*prompts)),
-                "output_toks": int(rng.integers(*outputs)),
-            }
-        )
-    return lines
+    return burst(rng, int(rng.integers(10, 40)), (5, 300), (1, 60))
 
 
 _SCENES: Final[Sequence[Callable[[Rng, Tables], list[Tables]]]] = (
     *(_memory, _memory, _memory),
     *(_queue, _queue),
-    _power,
-    _group,
+    *(_power, _group, crowd, leaving, turns, varied, served),
+    *(pieces, pieces, sglang, sglang, tensorrt_llm, tensorrt_llm),
 )

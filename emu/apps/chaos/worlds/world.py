@@ -73,7 +73,9 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     pressed = draw_pressed(seed) if wide else None
     if pressed is not None:
         tables, lines = pressed
+        own = tables.get("recovery", {})
         heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
+        tables["recovery"] |= own
         drop_idle(tables)
         return World(tables, lines, heals)
     rng = rng_stream(seed, "chaos world")

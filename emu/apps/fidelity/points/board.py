@@ -34,11 +34,18 @@ _CONFIGS: Final = "model-configs"
 METRICS: Final = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
 STATED_BY: Final = "engine, GPU, precision, kind"
 """The groups that intervals are stated for."""
+TRIED_BELOW: Final = 0.9
+"""A series of which is not known whether drafts were on is emulated with drafts, too, where the
+median of measured over emulated TPOT is below this part, if its model has layers for them."""
+TRIED_DRAFTS: Final = (1, 3)
+"""Drafts of a step that recipes take, at high and at low concurrency. Of none and these, the choice
+with the least median error of TPOT counts: one for all points of a series."""
 DRAFTED: Final = 0.75
-"""A series of which is not known whether drafts were on counts as one with drafts where the median
-of measured over emulated TPOT is below this part: drafts of one token and more shorten a token's
-time to 0.4 to 0.7, and the emulation has none. One choice for all points of a series."""
-TAKEN_AS_DRAFTED: Final = "series of unknown drafts, below 0.75 of TPOT without: taken to have them"
+"""Where no drafts can be emulated, a series below this part is left out as one that had some: they
+shorten a token's time to 0.4 to 0.7."""
+TAKEN_AS_DRAFTED: Final = (
+    "series of unknown drafts, below 0.75 of TPOT without: taken to have them, not emulated"
+)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +56,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """dense or experts."""
     peers: dict[str, dict[str, float]]
+    drafts: int = 0
+    """Drafts of a step that its series is taken to have."""
 
     def error(self, metric: str) -> float:
         """(emulated - measured) / measured, per cent; NaN where not measured."""
@@ -94,13 +103,20 @@ GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
     "GPU": lambda row: row.point.gpu,
     "precision": lambda row: row.point.precision or "as published",
     "kind": lambda row: row.kind,
-    "drafts": lambda row: "chosen by series" if row.point.drafts == UNKNOWN else "none",
+    "drafts": lambda row: _drafts_of(row),
     "model": lambda row: row.point.model,
     "clients": lambda row: _between(row.point.clients, (8, 64)),
     STATED_BY: lambda row: ", ".join(
         (row.point.engine, row.point.gpu, row.point.precision or "as published", row.kind)
     ),
 }
+
+
+def _drafts_of(row: Compared) -> str:
+    if row.point.drafts != UNKNOWN:
+        return "none"
+    return f"chosen by series: {row.drafts or 'none'}"
+
 
 _PARTS: Final = {"": STATED_BY, "engine": "engine", "gpu": "GPU", "model": "model"}
 """What intervals may leave out -> by which groups."""
@@ -148,6 +164,7 @@ def point_board(
     jobs = [Job(point, homes[point.point_id], overrides) for point in drawn]
     found = {one.point_id: one for one in _emulated(jobs, processes)}
     peers = _peers(directory)
+    chosen, drafted = _choose_drafts(jobs, found, processes)
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
@@ -156,9 +173,18 @@ def point_board(
             continue
         kind = "experts" if model_of(job.point, job.configs).experts is not None else "dense"
         errors = _peer_errors(job.point, peers)
-        compared.append(Compared(point=job.point, emulated=emulated, kind=kind, peers=errors))
-    compared, drafted = _by_series(compared)
-    unread += [Unread(row.point.point_id, TAKEN_AS_DRAFTED) for row in drafted]
+        if job.point.drafts == UNKNOWN and job.point.series in drafted:
+            unread.append(Unread(job.point.point_id, TAKEN_AS_DRAFTED))
+            continue
+        compared.append(
+            Compared(
+                point=job.point,
+                emulated=emulated,
+                kind=kind,
+                peers=errors,
+                drafts=chosen.get(job.point.series, 0),
+            )
+        )
     left_out = Counter(one.reason for one in unread)
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
@@ -168,19 +194,52 @@ def point_board(
     return PointBoard(compared, groups, dict(left_out.most_common()), stated, leave_out)
 
 
-def _by_series(rows: Sequence[Compared]) -> tuple[list[Compared], list[Compared]]:
-    """(points without drafts, points of series that are taken to have them)."""
+def _logs_by_series(
+    jobs: Iterable[Job], found: Mapping[str, Emulated]
+) -> dict[tuple[str, ...], list[float]]:
+    """Logarithms of measured over emulated TPOT, of series of which drafts are not known."""
     series: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.point.drafts == UNKNOWN and row.point.load == "clients":
-            ratio = row.point.tpot_ms / row.emulated.tpot_ms
-            series[row.point.series].append(ratio)
-    drafted = {name for name, found in series.items() if statistics.median(found) < DRAFTED}
+    for job in jobs:
+        emulated = found[job.point.point_id]
+        is_known = job.point.drafts != UNKNOWN or job.point.load != "clients"
+        if not (is_known or emulated.refused):
+            series[job.point.series].append(math.log(job.point.tpot_ms / emulated.tpot_ms))
+    return series
 
-    def has_drafts(row: Compared) -> bool:
-        return row.point.drafts == UNKNOWN and row.point.series in drafted
 
-    return [r for r in rows if not has_drafts(r)], [r for r in rows if has_drafts(r)]
+def _off(logs: Sequence[float]) -> float:
+    return statistics.median(map(abs, logs))
+
+
+def _choose_drafts(
+    jobs: Sequence[Job], found: dict[str, Emulated], processes: int
+) -> tuple[dict[tuple[str, ...], int], set[tuple[str, ...]]]:
+    """Drafts of each series that emu without them is slow for, whose points are emulated with them;
+    and series that seem to have drafts where none could be emulated.
+    """
+    plain = _logs_by_series(jobs, found)
+    slow = {n for n, logs in plain.items() if statistics.median(logs) < math.log(TRIED_BELOW)}
+    drafted = {n for n in slow if statistics.median(plain[n]) < math.log(DRAFTED)}
+    able = [
+        job
+        for job in jobs
+        if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
+    ]
+    best = {job.point.series: (_off(plain[job.point.series]), 0) for job in able}
+    tried: dict[int, dict[str, Emulated]] = {}
+    for drafts in TRIED_DRAFTS if able else ():
+        again = [msgspec.structs.replace(job, drafts=drafts) for job in able]
+        tried[drafts] = {one.point_id: one for one in _emulated(again, processes)}
+        for name, logs in _logs_by_series(able, tried[drafts]).items():
+            drafted.discard(name)
+            if _off(logs) < best[name][0]:
+                best[name] = _off(logs), drafts
+    chosen = {name: drafts for name, (_, drafts) in best.items() if drafts}
+    for job in able:
+        drafts = chosen.get(job.point.series, 0)
+        if drafts:
+            found[job.point.point_id] = tried[drafts][job.point.point_id]
+    return chosen, drafted
 
 
 def _ratios(

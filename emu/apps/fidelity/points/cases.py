@@ -46,6 +46,8 @@ _STEP_TOKENS: Final = 8192
 _STEP_SPARE: Final = 64
 _GRAPH_BATCH_MAX: Final = 2048
 """TensorRT-LLM's limits of a step where nothing is said, and what recipes add to a prompt."""
+_DRAFTING_REQUESTS: Final = 48
+"""Requests that SGLang runs beside drafts where nothing is said."""
 _VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
 
 
@@ -74,6 +76,8 @@ class Job(msgspec.Struct, frozen=True):
     point: Point
     configs: Path | None = None
     overrides: tuple[str, ...] = ()
+    drafts: int = 0
+    """Drafts of the model's own layers for each step."""
 
 
 def emulate(job: Job) -> Emulated:
@@ -122,7 +126,8 @@ def configuration(job: Job) -> str:
             *_engine(point),
             *_latency(point),
             *_workload(point),
-            *_conditions(point),
+            *_conditions(point, job.drafts),
+            *_drafting(job),
             "",
         ]
     )
@@ -241,13 +246,26 @@ def _workload(point: Point) -> Iterable[str]:
         yield f"max = {tokens}"
 
 
-def _conditions(point: Point) -> Sequence[str]:
+def _drafting(job: Job) -> Iterable[str]:
+    """Drafts, accepted as published for the model; the recipes let all clients run beside them."""
+    if not job.drafts:
+        return
+    if job.point.engine == "sglang":
+        yield f"max_running_requests = {max(_DRAFTING_REQUESTS, job.point.clients)}"
+    if job.point.engine == "tensorrt-llm":
+        yield f"max_batch_size = {job.point.clients}"
+    yield "[scheduler.speculative_config]"
+    yield 'method = "mtp"'
+    yield f"num_speculative_tokens = {job.drafts}"
+
+
+def _conditions(point: Point, drafts: int) -> Sequence[str]:
     if point.engine == "sglang":
         return ("[scheduler]", "disable_radix_cache = true", "ignore_eos = true")
     if point.engine == "tensorrt-llm":
         # As the benchmarks' recipes: graphs for all that may run, and a step has room for a whole
         # prompt beside the decodes of all others.
-        step = point.prompt_tokens + point.clients + _STEP_SPARE
+        step = point.prompt_tokens + point.clients * (1 + drafts) + _STEP_SPARE
         return (
             "[scheduler]",
             "enable_block_reuse = false",
