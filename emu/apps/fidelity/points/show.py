@@ -89,6 +89,7 @@ def as_document(board: PointBoard) -> dict[str, object]:
             {
                 **msgspec.to_builtins(row.point),
                 "kind": row.kind,
+                "drafts_taken": row.drafts,
                 "emulated": row.emulated.figures,
                 "error_percent": {
                     metric: row.error(metric)
