@@ -62,6 +62,7 @@ __all__ = [
     "asks_outside",
     "emulate",
     "prepare",
+    "uncollected",
 ]
 
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
@@ -324,7 +325,7 @@ def emulate(
         await _attended(world, look)
 
     try:
-        with _uncollected():
+        with uncollected():
             _on_its_clock(plan, main)
     except BaseException:
         for world in made:
@@ -360,7 +361,7 @@ async def _attended(world: World, look: Callable[[World], bool] | None) -> None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Nothing of a run forms cycles; collecting while it goes on would only cost time."""
     was_collecting = gc.isenabled()
     gc.disable()

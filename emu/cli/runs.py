@@ -46,6 +46,7 @@ def run(options: RunOptions) -> int:
         log_format=options.log_format,
         force=options.force,
         as_json=options.as_json,
+        jobs=options.jobs,
     )
 
 

@@ -198,9 +198,9 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
     return replica
 
 
-def build_intake(shared: Shared) -> Intake | None:
+def build_intake(plan: Plan) -> Intake | None:
     """The front ends that requests pass before they are routed."""
-    replicas = shared.plan.replicas
+    replicas = plan.replicas
     takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
     engines = {r.replica_id: r.engine for r in replicas if r.has_front_end}
     own = {replica_id: engine for replica_id, engine in engines.items() if engine is not None}

@@ -179,7 +179,7 @@ class Cluster:
             on_terminal=self._ended if policies is None else self._ended_seen,
             cancel=self.cancel,
             on_routed=self.recorder.on_routed,
-            intake=build_intake(shared),
+            intake=build_intake(shared.plan),
             doors=build_doors(shared.plan),
             admission=None if policies is None else policies.admission(),
             clients=self.config.workload.concurrency,

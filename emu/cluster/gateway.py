@@ -47,6 +47,21 @@ class Source(Protocol):
         ...
 
 
+def unservable(request: Request, longest: int, prompt_max: int) -> str:
+    """Why a request is refused whatever the cluster does; empty if it is not. (422.)
+
+    `longest`: tokens that the model reads; `prompt_max`: longest prompt, 0 = as the model's.
+    """
+    size = request.prompt_tokens + request.output_tokens
+    if request.reason and (size <= longest or request.model < 0):
+        return request.reason  # the workload knows that no pool could ever hold it
+    if request.prompt_tokens > (prompt_max or longest):
+        return "prompt_too_long"
+    if request.prompt_tokens + request.max_output_tokens > longest:
+        return "total_too_long"
+    return ""
+
+
 class Gateway(Actor):
     """Admission and routing."""
 
@@ -106,6 +121,17 @@ class Gateway(Actor):
         self._on_terminal = on_terminal
         self._cancel = cancel
         self._on_routed = on_routed
+        self._at_rest: Callable[[int], None] | None = None
+
+    def take_over(self, intake: Intake | None, at_rest: Callable[[int], None]) -> None:
+        """This gateway has a part of the requests of a run that is shared out.
+
+        `intake` knows when each of them is with an engine. `at_rest` is told, instead of an end of
+        the run, that all have ended, and when the last token so far is with its client (ns).
+        """
+        if intake is not None:
+            self._intake = intake
+        self._at_rest = at_rest
 
     def tick(self) -> int:
         """Let in all requests that arrive by now, and come back for the next."""
@@ -233,14 +259,9 @@ class Gateway(Actor):
     def _refusal(self, request: Request) -> str:
         """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
         dispatch = self.dispatches[request.model]
-        longest = dispatch.max_model_tokens
-        size = request.prompt_tokens + request.output_tokens
-        if request.reason and (size <= longest or request.model < 0):
-            return request.reason  # the workload knows that no pool could ever hold it
-        if request.prompt_tokens > (self._max_prompt_tokens or longest):
-            return "prompt_too_long"
-        if request.prompt_tokens + request.max_output_tokens > longest:
-            return "total_too_long"
+        reason = unservable(request, dispatch.max_model_tokens, self._max_prompt_tokens)
+        if reason:
+            return reason
         if dispatch.outstanding_max and dispatch.outstanding > dispatch.outstanding_max:
             return "overloaded"
         limit = self._table.max_outstanding
@@ -364,6 +385,9 @@ class Gateway(Actor):
 
     def _check_end(self) -> None:
         if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            if self._at_rest is not None:
+                self._at_rest(self._delivered_ns)
+                return
             if self._delivered_ns > self.kernel.now_ns:  # a token is on its way to its client
                 self.kernel.call_at(self._delivered_ns, PRIORITY_WORLD, self._check_end)
                 return

@@ -351,6 +351,13 @@ class Kernel:
         """Digest of all instants popped so far."""
         return self._digest.fold()
 
+    def has_due(self, at_ns: int) -> bool:
+        """Whether a timer that counts is due at this instant."""
+        return any(
+            due_ns == at_ns and (actor is None or actor.armed == number)
+            for due_ns, _, number, actor, _ in self._heap
+        )
+
     # Turns.
     def _step(self, actor: Actor) -> None:
         """The actor has its turn."""

@@ -6,13 +6,20 @@ when something settles the books before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from emu.replica.states import ReplicaState
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+CounterFigures: TypeAlias = (
+    "tuple[tuple[int, int, int, int], tuple[int, int, int], tuple[int, int, int], tuple[int, int],"
+    " dict[ReplicaState, int], NDArray[np.int64] | None]"
+)
+"""Figures of one replica in plain values."""
 
 
 @final
@@ -74,6 +81,25 @@ class Counters:
         self.rest_since_ns = -1
         self.state_ns = {}
         self.state_since_ns = now_ns
+
+    def figures(self) -> CounterFigures:
+        """All of them, to be carried to another process."""
+        return (
+            (self.prefill_tokens, self.decode_tokens, self.iterations, self.busy_ns),
+            (self.prompts_run, self.decodes_run, self.decode_context_run),
+            (self.recall_tokens_lost, self.standby_limit_ns, self._standby_ns),
+            (self.rest_since_ns, self.state_since_ns),
+            self.state_ns,
+            self.expert_tokens,
+        )
+
+    def take(self, figures: CounterFigures) -> None:
+        """Be those of the same replica in the process that has run it."""
+        done, metered, standby, since, self.state_ns, self.expert_tokens = figures
+        self.prefill_tokens, self.decode_tokens, self.iterations, self.busy_ns = done
+        self.prompts_run, self.decodes_run, self.decode_context_run = metered
+        self.recall_tokens_lost, self.standby_limit_ns, self._standby_ns = standby
+        self.rest_since_ns, self.state_since_ns = since
 
     @property
     def tokens_run(self) -> int:

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 Int64Array: TypeAlias = "NDArray[np.int64]"
 
 
+GapPart: TypeAlias = (
+    "tuple[tuple[int, int, int, int, int], tuple[Int64Array, Int64Array] | None,"
+    " Int64Array | None, int, list[tuple[int, int, int]]]"
+)
+"""Gaps in plain values: moments, what is exact or bins, and the picture over time."""
+
 EXACT_SAMPLES: Final = 100_000
 _SUB_BITS: Final = 11
 _SUB: Final = 1 << _SUB_BITS
@@ -202,6 +208,52 @@ class GapLog:
             if self._run_steps >= _BUFFER or len(self._runs) >= _RUNS_MAX:
                 self._flush_runs()
 
+    def part(self) -> GapPart:
+        """All so far, for another process; numpy must have been there from the start."""
+        self._flush_singles()
+        self._flush_runs()
+        heat = self._heat
+        assert heat is not None
+        moments = (self._samples, self._sum_ns, self._squares, self._min_ns, self._max_ns)
+        exact = None if self._exact is None else _merged(self._exact)
+        return moments, exact, self._bins, heat.width_ns, heat.used()
+
+    def add_part(self, part: GapPart) -> None:
+        """Gaps that were collected elsewhere."""
+        import numpy as np
+
+        (samples, sum_ns, squares, min_ns, max_ns), exact, bins, width_ns, heat = part
+        self._flush_singles()
+        self._flush_runs()
+        if not samples:
+            return
+        assert self._heat is not None
+        self._heat.add_used(width_ns, heat)
+        if exact is not None:
+            self._add(*exact, np.full(len(exact[0]), -1, dtype=np.int64))
+            return
+        assert bins is not None
+        own = self._binned()
+        own += bins
+        self._samples += samples
+        self._sum_ns += sum_ns
+        self._squares += squares
+        self._min_ns = min_ns if self._min_ns < 0 else min(self._min_ns, min_ns)
+        self._max_ns = max(self._max_ns, max_ns)
+
+    def _binned(self) -> Int64Array:
+        """The bins, with all that was kept as it is."""
+        import numpy as np
+
+        if self._bins is None:
+            self._bins = np.zeros(_BINS, dtype=np.int64)
+        if self._exact is not None:
+            values, counts = _merged(self._exact)
+            self._exact = None
+            self._squares += _weighted_squares(values, counts)
+            np.add.at(self._bins, bin_index(values), counts)
+        return self._bins
+
     def finish(self) -> GapStats:
         """The distribution so far."""
 
@@ -308,14 +360,12 @@ class GapLog:
         self._add_heat(values, counts, times)
         if self._exact is not None:
             self._exact.append((values, counts))
-            if self._samples <= EXACT_SAMPLES:
-                return
-            values, counts = _merged(self._exact)
-            self._exact = None
-        if self._bins is None:
-            self._bins = np.zeros(_BINS, dtype=np.int64)
+            if self._samples > EXACT_SAMPLES:
+                self._binned()
+            return
+        bins = self._binned()
         self._squares += _weighted_squares(values, counts)
-        np.add.at(self._bins, bin_index(values), counts)
+        np.add.at(bins, bin_index(values), counts)
 
     def _add_heat(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         if self._over_time and self._heat is not None:
@@ -455,14 +505,32 @@ class Heat:
                 return
         last_ns = int(times.max())
         while last_ns // self.width_ns >= _HEAT_COLUMNS:
-            pairs = self._counts.reshape(_HEAT_COLUMNS // 2, 2, _HEAT_ROWS).sum(axis=1)
-            self._counts[: _HEAT_COLUMNS // 2] = pairs
-            self._counts[_HEAT_COLUMNS // 2 :] = 0
-            self.width_ns *= 2
-            self._last //= 2
+            self._widen()
         columns = times // self.width_ns
         self._last = max(self._last, int(columns.max()))
         np.add.at(self._counts, (columns, heat_row(values)), counts)
+
+    def add_used(self, width_ns: int, used: list[tuple[int, int, int]]) -> None:
+        """Counts that were collected elsewhere, with columns of this width."""
+        import numpy as np
+
+        if not used:
+            return
+        places, rows, counts = (
+            np.array(column, dtype=np.int64) for column in zip(*used, strict=True)
+        )
+        while self.width_ns < width_ns:
+            self._widen()
+        columns = places * width_ns // self.width_ns
+        self._last = max(self._last, int(columns.max()))
+        np.add.at(self._counts, (columns, rows), counts)
+
+    def _widen(self) -> None:
+        pairs = self._counts.reshape(_HEAT_COLUMNS // 2, 2, _HEAT_ROWS).sum(axis=1)
+        self._counts[: _HEAT_COLUMNS // 2] = pairs
+        self._counts[_HEAT_COLUMNS // 2 :] = 0
+        self.width_ns *= 2
+        self._last //= 2
 
     def used(self) -> list[tuple[int, int, int]]:
         import numpy as np

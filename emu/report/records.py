@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final, final
@@ -82,10 +83,15 @@ LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait", "prompt")
 tokens of the prompt."""
 
 _WIDTH: Final = len(LATENCIES)
+ROW_BYTES: Final = 8 * _WIDTH
+"""Of a row of the binary file."""
 _SPILL_ROWS: Final = 4096
 _PACKED: Final = Struct(f"={_WIDTH}q").pack
 _Entry = tuple[bytes, tuple[int, ...] | None]
 """A request's row and, if it completed, its LATENCIES."""
+LogPart = tuple[str, str, list[int], list[tuple[int, str, int]], list[int], list[int]]
+"""A part of a log: the files of its rows and of their figures, how requests ended and why,
+instants, and totals."""
 _COMPLETED: Final = Status.COMPLETED  # the first of those that end a request
 _STATUS_FIELDS: Final = tuple(text_field(status.name.lower()) for status in Status)
 _NO_LATENCIES: Final = (EMPTY, EMPTY, EMPTY)
@@ -289,6 +295,69 @@ class RequestLog:
         name = partial_name(self.path.name) if partial else self.path.name
         self._rows_path.replace(self.path.with_name(name))
         return self._stats()
+
+    def pause(self) -> LogPart:
+        """Write what is in buffers: the rows so far lie in files, the totals in what is returned.
+
+        Raises InvariantViolation if a request has not ended.
+        """
+        if self._next_row != self.released_count:
+            raise InvariantViolation("a part of the requests has not ended")
+        self._file.close()
+        self._spill()
+        self._binary.close()
+        status_reasons = [(int(s), reason, n) for (s, reason), n in self._by_reason.items()]
+        return (
+            str(self._rows_path),
+            str(self._binary_path),
+            self._by_status,
+            status_reasons,
+            [self._first_arrival_ns, self._last_arrival_ns, self._last_token_ns],
+            self._totals(),
+        )
+
+    def _totals(self) -> list[int]:
+        """What adds up over parts, in the order in which `join` takes it."""
+        return [
+            *(self.released_count, self._next_row, self._prompt_tokens, self._output_tokens),
+            *(self._output_tokens_partial, *self._hits, self._preemptions, self._recomputed),
+            *(self._migrations, self._execution_ns, *self._flops, self._answers),
+            *(self._sums_prompt, self._pairs_prompt, self._sums_rest, self._pairs_rest),
+        ]
+
+    def join(
+        self, parts: Sequence[LogPart], lines: Iterable[bytes], values: Iterable[bytes]
+    ) -> None:
+        """Be the log of all these parts, this one's own among them, after `pause`.
+
+        `lines`: rows of all parts in their order; `values`: the figures of those that completed.
+        """
+        whole, binary = (
+            p.with_name(p.name + ".whole") for p in (self._rows_path, self._binary_path)
+        )
+        with whole.open("wb") as file:
+            file.writelines(lines)
+        with binary.open("wb") as file:
+            file.writelines(values)
+        whole.replace(self._rows_path)
+        binary.replace(self._binary_path)
+        self._binary = self._binary_path.open("ab")
+        _, _, by_status, reasons, moments, totals = zip(*parts, strict=True)
+        self._by_status = [sum(column) for column in zip(*by_status, strict=True)]
+        self._by_reason = {}
+        for status, reason, count in chain.from_iterable(reasons):
+            key = (Status(status), reason)
+            self._by_reason[key] = self._by_reason.get(key, 0) + count
+        firsts, lasts, tokens = zip(*moments, strict=True)
+        self._first_arrival_ns = min((at_ns for at_ns in firsts if at_ns >= 0), default=-1)
+        self._last_arrival_ns, self._last_token_ns = max(lasts), max(tokens)
+        added = [sum(column) for column in zip(*totals, strict=True)]
+        self.released_count, self._next_row, self._prompt_tokens, self._output_tokens = added[:4]
+        self._output_tokens_partial, self._hits = added[4], added[5:9]
+        self._preemptions, self._recomputed, self._migrations, self._execution_ns = added[9:13]
+        self._flops = (added[13], added[14])
+        self._answers, self._sums_prompt, self._pairs_prompt = added[15:18]
+        self._sums_rest, self._pairs_rest = added[18:]
 
     def discard(self) -> None:
         """Close and remove the temporary files (idempotent, also after `finish`)."""

@@ -57,6 +57,17 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
         ),
     ] = 0
 
+    jobs: Annotated[
+        int,
+        Option(
+            "Processes of seeds and draws, 0 = one for each core; one run: from 2 on its replicas"
+            " are shared out to so many (docs/speed.md).",
+            "--jobs",
+            "-j",
+            at_least=0,
+        ),
+    ] = 0
+
     @property
     def settings(self) -> tuple[str, ...]:
         """The overrides of its configuration."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from emu.cluster.backends import range_warnings
-from emu.cluster.plan import make_plan
+from emu.cluster.plan import Plan, make_plan
 from emu.config.load import effective_dict, load_config
 from emu.config.places import blaming, placing
 from emu.config.schema import Config
@@ -27,13 +27,14 @@ from emu.report.summary import Summary
 from emu.runs.inputs import Names
 from emu.runs.run_json import Began, Origin, run_json, with_limits
 from emu.units import NS_PER_S
-from emu.workload.opened import refused_warning
+from emu.workload.opened import Workload, refused_warning
 from emu.world import Outcome, Ports, World, emulate, prepare
 
 if TYPE_CHECKING:
     import threading
 
     from emu.log import Format, Level, Log
+    from emu.runs.shard_routes import Routes
 
 _WARNINGS_MAX: Final = 5
 """Faults and commands without effect that a run tells; the others stand in marks.csv."""
@@ -78,10 +79,12 @@ def execute(
     stop: threading.Event | None = None,
     log: Log | None = None,
     origin: Origin | None = None,
+    jobs: int = 1,
 ) -> RunResult:
     """Run a configuration and write its directory. `stop` interrupts it from another thread.
 
-    `origin` is recorded: how the configuration came about.
+    `origin` is recorded: how the configuration came about. `jobs`: processes that its replicas are
+    shared out to, with the same results (docs/speed.md).
 
     Raises InputError before anything is written. A run that cannot go on (RunError), violates
     an invariant or is interrupted keeps what was computed as partial files and raises.
@@ -91,13 +94,17 @@ def execute(
     output = msgspec.structs.replace(config.output, report=wants_report)
     plan, workload = prepare(msgspec.structs.replace(config, output=output), source)
     _warn(workload.notes.warnings)
+    routes = _routes(plan, workload, jobs, logs=log is not None)
     directory: RunDirectory | None = None
     world: World | None = None
     try:
         directory = RunDirectory(Path(config.output.dir))
         staging, ports = directory.staging, Ports(log=log)
-        with placing(source), _looking(workload.count, stop, progress=progress) as look:
-            world = emulate(plan, partial(World, plan, workload, staging, ports), look)
+        if routes is not None:
+            world = _in_parts(plan, workload, staging, routes)
+        if world is None:
+            with placing(source), _looking(workload.count, stop, progress=progress) as look:
+                world = emulate(plan, partial(World, plan, workload, staging, ports), look)
         assert world.outcome is not None
         _warn(_warnings(world))
         world.close()
@@ -120,14 +127,38 @@ def execute(
             if directory is not None:
                 directory.discard()
         raise
-    ended = summary.completed + summary.failed + summary.rejected + summary.cancelled
-    if summary.rejected * 2 > ended and not workload.notes.rejected:
-        print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
+    _warn_refused(summary, workload)
     if wants_report:
         from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
     return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s(), known)
+
+
+def _warn_refused(summary: Summary, workload: Workload) -> None:
+    ended = summary.completed + summary.failed + summary.rejected + summary.cancelled
+    if summary.rejected * 2 > ended and not workload.notes.rejected:
+        print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
+
+
+def _routes(plan: Plan, workload: Workload, jobs: int, *, logs: bool) -> Routes | None:
+    """How a run is shared out to processes; None = it is not."""
+    if jobs < 2:
+        return None
+    from emu.runs.shard_rules import routes_of
+
+    return routes_of(plan, workload, jobs, logs=logs)
+
+
+def _in_parts(plan: Plan, workload: Workload, staging: Path, routes: Routes) -> World | None:
+    """The world of a run that several processes have done; None = it needs one, which is said."""
+    from emu.runs.shards import run_in_parts
+
+    found = run_in_parts(plan, workload, staging, routes)
+    if isinstance(found, str):
+        _warn([f"one process runs all of it: {found}"])
+        return None
+    return found
 
 
 def _keep_partial(directory: RunDirectory, *, is_told: bool) -> None:
@@ -232,8 +263,9 @@ def run_command(
     log_format: Format = "text",
     force: bool = False,
     as_json: bool = False,
+    jobs: int = 0,
 ) -> int:
-    """`emu run`."""
+    """`emu run`. `jobs`: from 2 on, processes of this one run."""
     import shlex
 
     config = adjust(load_config(path, overrides), seed=seed, output=output)
@@ -255,6 +287,7 @@ def run_command(
             report=config.output.report and report,
             origin=Origin(shlex.join(words), overrides),
             log=log,
+            jobs=jobs,
         )
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")

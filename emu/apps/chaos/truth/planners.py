@@ -24,6 +24,8 @@ _PREFILL: Final = ("prefill", "aus_prefill", "loading_prefill")
 _LIVE: Final = ("new_prefill", "refractory_prefill")
 _DECODE: Final = ("decode", "loading_decode", "mutating_to_decode", "aus_decode")
 _SHUTTING: Final = ("shutting_prefill", "shutting_decode", "shutting_colocated", "shutting_null")
+_BACK: Final = ("shutting_prefill", "shutting_decode")
+"""Of these the least loaded come back first."""
 _TARGET: Final = re.compile(r"(\d+):(\w+)")
 _TOLERANCE: Final = 0.1
 _NEAR: Final = 1e-6
@@ -252,6 +254,7 @@ class Planners:
         spare = 0
         shut: list[int] = []
         touched: list[int] = []
+        revived: list[int] = []
         for action in look["actions"]:
             word, _, rest = action.partition(" ")
             if word == "load":
@@ -269,6 +272,7 @@ class Planners:
             if word == "revive":
                 gains[before.removeprefix("shutting_")] += 1
                 gains[f"revived {before.removeprefix('shutting_')}"] += 1
+                revived.append(replica_id)
             elif word == "reuse":
                 gains[rest.split()[-1]] += 1
             elif word == "mutate":
@@ -278,6 +282,11 @@ class Planners:
                 shut.append(replica_id)
         if len(touched) != len(set(touched)):
             yield f"a replica stands twice in {look['actions']}"
+        for view in views:
+            again = [v for v in views if v.replica in revived and v.state == view.state]
+            is_left = view.state in _BACK and view.replica not in touched
+            if is_left and any((view.used, view.replica) < (v.used, v.replica) for v in again):
+                yield f"replica {view.replica} stays away, and fuller ones come back: {revived}"
         for role, demand, gain in (
             ("prefill", prefill, gains["prefill"] - gains["mutated"]),
             ("decode", decode, gains["decode"]),
