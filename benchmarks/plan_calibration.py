@@ -25,8 +25,9 @@ import numpy as np
 
 import emu
 from emu.apps.fidelity.board import answers, rows_of, runs_below, tasks_of
-from emu.apps.fidelity.prior import evidence_of, guess, slopes_of
+from emu.apps.fidelity.prior import guess
 from emu.apps.fidelity.runs import MeasuredRun
+from emu.apps.fidelity.slopes import evidence_of, slopes_of
 from emu.apps.plan.find import Finding
 from emu.apps.plan.layouts import Candidate
 from emu.apps.plan.options import PlanOptions

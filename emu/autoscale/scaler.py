@@ -160,13 +160,7 @@ class Scaler(Actor):
         self._deadline_ns = load_deadline_ns
         self._avoided: dict[tuple[int, int], int] = {}
         """Between which replicas loads did not end in time, and until when plans leave it out."""
-        told = (self._on_segments, self._on_loaded)
-        loads = LoadWorld(world.kernel, world.network, topology, weights, *told)
-        self.loader = Loader(
-            loads,
-            load_delay_ms=table.load_delay_ms,
-            pin_bytes_per_s=table.pin_gib_per_s * GIB,
-        )
+        self.loader = self._make_loader(topology, weights)
         for replica in world.members:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)
@@ -192,6 +186,16 @@ class Scaler(Actor):
         self._acted = False
         self._views = ReplicaViews(world, self._view, self.is_marked)
         self._on_look: OnLook | None = None
+
+    def _make_loader(self, topology: Topology, weights: Sequence[Weights]) -> Loader:
+        world, table = self._world, self.table
+        told = (self._on_segments, self._on_loaded)
+        loads = LoadWorld(world.kernel, world.network, topology, weights, *told)
+        return Loader(
+            loads,
+            load_delay_ms=table.load_delay_ms,
+            pin_bytes_per_s=table.pin_gib_per_s * GIB,
+        )
 
     def is_marked(self, replica_id: int) -> bool:
         """Weights go to the replica or come from it."""

@@ -114,23 +114,21 @@ def _add(parser: Parser, field: Field) -> None:
         return
     choices = field.choices or None
     if field.is_positional:
-        nargs = "+" if field.is_many else None if is_needed else "?"
         parser.add_argument(
             field.name,
             help=text,
             metavar=field.name.upper(),
-            nargs=nargs,
+            nargs="+" if field.is_many else None if is_needed else "?",
             choices=choices,
             type=_converter(field),
         )
         return
-    metavar = None if choices else field.option.metavar or _METAVARS[field.kind]
     parser.add_argument(
         *field.flags,
         dest=field.name,
         required=is_needed,
         help=text,
-        metavar=metavar,
+        metavar=None if choices else field.option.metavar or _METAVARS[field.kind],
         action="extend" if field.is_many else "store",
         nargs="+" if field.is_many else None,
         choices=choices,

@@ -173,10 +173,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             tokens = max(tokens, min(tokens + self.ahead_tokens, self.max_model_tokens))
         if self.kv_layout is None:
             return tokens <= self.num_blocks * self.scheduler.block_size
-        in_flight_tokens = self.scheduler.tokens_max
         blocks = self.kv_layout.blocks_for(
             tokens,
-            in_flight_tokens=in_flight_tokens,
+            in_flight_tokens=self.scheduler.tokens_max,
             draft_tokens=self.more_tokens,
         )
         return blocks <= self.num_blocks

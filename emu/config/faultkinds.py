@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from msgspec import Struct, inspect
+from msgspec.structs import asdict
 
 from emu.config.check import check_document, table_info, unwrap
 from emu.config.kinds import fault_kinds, fault_of
@@ -96,17 +97,17 @@ FAULT_KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
 def fault_problems(index: int, fault: FaultTable) -> Iterator[Problem]:
     """What a fault's table lacks, or says twice."""
     here = ("faults", index)
+    given = {key: value for key, value in asdict(fault).items() if value is not None}
     for group in fault.target:
-        if not any(getattr(fault, key) is not None for key in group):
+        if not any(key in given for key in group):
             names = " or ".join(group)
             yield (*here, group[0]), f"missing; a {fault.kind} needs {names}"
-    if getattr(fault, "after_s", None) is not None and getattr(fault, "stage", None) is None:
+    if "after_s" in given and "stage" not in given:
         yield (*here, "after_s"), f"means nothing for a {fault.kind} without a stage"
     is_link = fault.kind.startswith("link_")
-    if is_link and getattr(fault, "times", 1) > 1 and getattr(fault, "duration_s", None) is None:
+    if is_link and given.get("times", 1) > 1 and "duration_s" not in given:
         yield (*here, "times"), "needs duration_s: how long each of them lasts"
-    source = getattr(fault, "source", None)
-    if source is not None and source == getattr(fault, "destination", None):
+    if "source" in given and given["source"] == given.get("destination"):
         yield (*here, "destination"), "is the source"
 
 

@@ -112,7 +112,8 @@ def keys_of(table: msgspec.Struct, kind: type[Keys]) -> Keys:
     names = kind.__struct_fields__
     if names[0] not in type(table).__struct_fields__:
         return kind()
-    return kind(**{name: getattr(table, name) for name in names})
+    given = msgspec.structs.asdict(table)
+    return kind(**{name: given[name] for name in names})
 
 
 def features_problems(config: Config) -> Iterator[Problem]:

@@ -76,8 +76,8 @@ def fleet_problems(config: Config) -> Iterator[Problem]:
         if name not in labels:
             yield ("workload", "model_shares", name), _unknown(name, labels)
     table = config.migration
-    for key in ("rebalance", "drain"):
-        if getattr(table, key):
+    for key, is_on in (("rebalance", table.rebalance), ("drain", table.drain)):
+        if is_on:
             yield ("migration", key), "not with [[models]]: running requests stay where they are"
     wanted = _counts(config)
     have = sum(node.count * node.gpus for node in config.nodes)
@@ -118,10 +118,11 @@ def expand_models(config: Config) -> Config:
 def _table(
     model: ServedModelTable, role: str, slots: Sequence[Sequence[int]], *, shared: bool
 ) -> ReplicaTable:
+    given = msgspec.structs.asdict(model)
     keys: Document = {
-        name: getattr(model, name)
-        for name in ModelTable.__struct_fields__
-        if getattr(model, name) != getattr(ModelTable(), name) or name in ("name", "served_name")
+        name: given[name]
+        for name, default in msgspec.structs.asdict(ModelTable()).items()
+        if given[name] != default or name in ("name", "served_name")
     }
     return ReplicaTable(
         role=role,  # type: ignore[arg-type]
@@ -182,10 +183,15 @@ def _is_split(config: Config) -> bool:
     return is_static and not any(m.prefill or m.decode or m.colocated for m in config.models)
 
 
+def _serving(model: ServedModelTable) -> dict[str, int]:
+    counts = (model.prefill, model.decode, model.colocated)
+    return dict(zip(_ROLES, counts, strict=True))
+
+
 def _counts(config: Config) -> list[dict[str, int]]:
     """Replicas of the start by role, model by model."""
     if not _is_split(config):
-        return [{role: getattr(model, role) for role in _ROLES} for model in config.models]
+        return [_serving(model) for model in config.models]
     assert config.autoscale is not None
     numerator, denominator = STATIC_PARTS[config.autoscale.preset]
     gpus = sum(node.count * node.gpus for node in config.nodes) * numerator // denominator

@@ -30,8 +30,12 @@ def read_input(path: Path, field: str = "") -> bytes:
     try:
         return read_file(path, INPUT_BYTES_MAX)
     except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise InputError(str(path), None, field, problem) from None
+        raise InputError(str(path), None, field, reason(error)) from None
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file could not be read: in the words of the operating system, if it has some."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

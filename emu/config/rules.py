@@ -418,8 +418,9 @@ def _targets(config: Config) -> Iterator[Problem]:
         "gpu": gpus,
     }
     for index, fault in enumerate(config.faults):
+        given = msgspec.structs.asdict(fault)
         for key, count in counts.items():
-            value = getattr(fault, key, None)
+            value = given.get(key)
             if value is not None and value >= count:
                 problem = f"expected an index from 0 to {count - 1}, got {shown(value)}"
                 yield ("faults", index, key), problem

@@ -42,8 +42,8 @@ def _read_text(path: FilePath, source: str) -> str:
     except IsADirectoryError:
         raise InputError(source, None, "", "is a directory, expected a TOML file") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(source, None, "", f"cannot be read: {reason}") from None
+        problem = f"cannot be read: {input_files.reason(error)}"
+        raise InputError(source, None, "", problem) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

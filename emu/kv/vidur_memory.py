@@ -49,7 +49,6 @@ def vidur_plan(
     weights = 2 * vidur_layer_params(spec, tp) * (spec.layers // pp)
     head_dim = spec.hidden // spec.heads
     per_token = 4 * head_dim * ceil_div(spec.kv_heads, tp) * spec.layers
-    memory_bytes = int(memory_gib * GIB)
     usable = memory_gib * GIB * (1 - margin)
     batch = math.floor((usable - weights) / (per_token * max_tokens))
     if batch < 1:
@@ -61,7 +60,7 @@ def vidur_plan(
             f"in {usable / GIB:.1f} GiB",
         )
     plan = MemoryPlan(
-        memory_bytes=memory_bytes,
+        memory_bytes=int(memory_gib * GIB),
         usable_bytes=int(usable),
         weight_bytes_rank=weights,
         physical_weight_bytes=sizes.stage_weight_bytes(spec, tp, pp),

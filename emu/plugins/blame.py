@@ -69,9 +69,14 @@ def what_it_is(found: object) -> str:
 
 def place_of(found: Any) -> str:
     """Where something stands."""
-    module = sys.modules.get(getattr(found, "__module__", None) or "")
-    file = getattr(module, "__file__", None)
+    file = module_file(getattr(found, "__module__", None) or "")
     return f" ({file})" if file else ""
+
+
+def module_file(name: str) -> str | None:
+    """The file of a module that was imported; None if it has none, or was not."""
+    module = sys.modules.get(name)
+    return None if module is None else vars(module).get("__file__")
 
 
 def lacks(path: str, found: Any, missing: Sequence[str]) -> str:

@@ -67,8 +67,9 @@ def _check_made(made: object, found: type, path: str, key: str, source: str) -> 
     if missing:
         raise InputError(source, None, key, lacks(path, found, missing))
     for name in kind.methods:
-        if not callable(getattr(made, name)):
-            problem = f"{name} is {what_it_is(getattr(made, name))}, expected a method"
+        method = getattr(made, name)
+        if not callable(method):
+            problem = f"{name} is {what_it_is(method)}, expected a method"
             raise InputError(source, None, key, f"{path}{place_of(found)}: {problem}")
 
 

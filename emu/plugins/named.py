@@ -12,7 +12,7 @@ from emu.errors import InputError
 
 if TYPE_CHECKING:
     pass
-from emu.plugins.blame import FILES, what_it_is
+from emu.plugins.blame import FILES, module_file, what_it_is
 
 OBJECTS: Final[dict[str, type]] = {}
 
@@ -96,7 +96,7 @@ def named(found: type) -> str:
         number += 1
         name = f"{base}_{number}"
     OBJECTS[name] = found
-    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    file = module_file(found.__module__)
     FILES.add(file or _code_file(found))
     return name
 

@@ -14,7 +14,7 @@ from emu.errors import InputError
 
 if TYPE_CHECKING:
     import ast
-from emu.plugins.blame import FILES, told
+from emu.plugins.blame import FILES, module_file, told
 from emu.plugins.named import OBJECTS, SUFFIX, are_forbidden
 
 
@@ -25,8 +25,8 @@ def sources(path: str) -> list[Path]:
     """
     module = path.rpartition(":")[0]
     if path in OBJECTS:
-        file = getattr(sys.modules.get(OBJECTS[path].__module__), "__file__", None)
-        first = [Path(file)] if file and file.endswith(SUFFIX) else []
+        place = module_file(OBJECTS[path].__module__)
+        first = [Path(place)] if place and place.endswith(SUFFIX) else []
     elif module.endswith(SUFFIX):
         first = [Path(module)]
     else:

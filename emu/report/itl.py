@@ -265,17 +265,19 @@ class GapLog:
         values, counts = (column.tolist() for column in self._distribution())
         heat = self._heat
         assert heat is not None
-        return _stats(
-            self._samples,
-            self._sum_ns,
-            _squares_of(values, counts) if self._exact is not None else self._squares,
-            max(self._min_ns, 0),
-            self._max_ns,
-            self._exact is not None,
-            values,
-            counts,
-            heat.width_ns,
-            heat.used(),
+        squares = self._squares if self._exact is None else _squares_of(values, counts)
+        mean_ns, std_ns = _mean_and_std(self._samples, self._sum_ns, squares)
+        return GapStats(
+            samples=self._samples,
+            mean_ns=mean_ns,
+            std_ns=std_ns,
+            min_ns=max(self._min_ns, 0),
+            max_ns=self._max_ns,
+            is_exact=self._exact is not None,
+            values=values,
+            counts=counts,
+            heat_width_ns=heat.width_ns,
+            heat=heat.used(),
         )
 
     def _flush_singles(self) -> None:
@@ -441,47 +443,30 @@ class FewGaps:
         """The distribution so far."""
         keys = sorted(self._by_value)
         counts = [self._by_value[key] for key in keys]
-        return _stats(
-            self._samples,
-            self._sum_ns,
-            _squares_of(keys, counts) if self._is_exact else self._squares,
-            max(self._min_ns, 0),
-            self._max_ns,
-            self._is_exact,
-            keys if self._is_exact else [middle_of(key) for key in keys],
-            counts,
-            self._width_ns,
-            [(*divmod(place, _HEAT_ROWS), self._heat[place]) for place in sorted(self._heat)],
+        squares = _squares_of(keys, counts) if self._is_exact else self._squares
+        mean_ns, std_ns = _mean_and_std(self._samples, self._sum_ns, squares)
+        heat = self._heat
+        return GapStats(
+            samples=self._samples,
+            mean_ns=mean_ns,
+            std_ns=std_ns,
+            min_ns=max(self._min_ns, 0),
+            max_ns=self._max_ns,
+            is_exact=self._is_exact,
+            values=keys if self._is_exact else [middle_of(key) for key in keys],
+            counts=counts,
+            heat_width_ns=self._width_ns,
+            heat=[(*divmod(place, _HEAT_ROWS), heat[place]) for place in sorted(heat)],
         )
 
 
-def _stats(
-    samples: int,
-    sum_ns: int,
-    squares: int,
-    min_ns: int,
-    max_ns: int,
-    is_exact: bool,
-    values: list[int],
-    counts: list[int],
-    heat_width_ns: int,
-    heat: list[tuple[int, int, int]],
-) -> GapStats:
-    mean_ns = sum_ns / samples if samples else 0.0
+def _mean_and_std(samples: int, sum_ns: int, squares: int) -> tuple[float, float]:
+    """Of gaps with this sum and this sum of squares, in ns; 0 where there are none."""
+    if not samples:
+        return 0.0, 0.0
     # In whole numbers up to the division: a difference of two floats so large would say nothing.
-    variance = (samples * squares - sum_ns * sum_ns) / samples**2 if samples else 0.0
-    return GapStats(
-        samples=samples,
-        mean_ns=mean_ns,
-        std_ns=variance**0.5,
-        min_ns=min_ns,
-        max_ns=max_ns,
-        is_exact=is_exact,
-        values=values,
-        counts=counts,
-        heat_width_ns=heat_width_ns,
-        heat=heat,
-    )
+    variance = (samples * squares - sum_ns * sum_ns) / samples**2
+    return float(sum_ns / samples), float(variance**0.5)
 
 
 class Heat:

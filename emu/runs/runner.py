@@ -276,14 +276,13 @@ def run_command(
         from emu.log import make_log
 
         log = make_log(log_level, log_format)
-    progress = not quiet and log is None and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
     with blaming(overrides):
         result = execute(
             config,
             str(path),
-            progress=progress,
+            progress=not quiet and log is None and sys.stderr.isatty(),
             report=config.output.report and report,
             origin=Origin(shlex.join(words), overrides),
             log=log,

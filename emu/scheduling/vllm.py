@@ -141,10 +141,8 @@ class VllmScheduler(LookingScheduler):
         self.parts = parts
         self._parts = tuple(parts)
         self._timed = tuple(part for part in parts if part.sees_time)
-        choosing = [part for part in parts if part.chooses_victims]
-        self._eviction = choosing[0] if choosing else None
-        verifying = [part for part in parts if isinstance(part, Drafting)]
-        drafting = verifying[0] if verifying else None
+        self._eviction = next((part for part in parts if part.chooses_victims), None)
+        drafting = next((part for part in parts if isinstance(part, Drafting)), None)
         assert not (ahead or drafting) or limits.pipeline_stages == 1
         # What allows neither a cohort nor a rotation: each iteration is formed by the rule.
         caches = limits.prefix_caching and table.prefix_caching
@@ -165,8 +163,6 @@ class VllmScheduler(LookingScheduler):
         )
         self.settings = table
         self._grouped = pool if isinstance(pool, GroupedPool) else None
-        self._each_step = 1 if self._grouped is None else self._grouped.most_blocks(1)
-        """Blocks that a decode takes in a step at most."""
         self._in_flight_tokens = table.tokens_max * (2 if ahead else 1)
         """Tokens planned and not confirmed, at most."""
         self._drafting = drafting
@@ -190,6 +186,8 @@ class VllmScheduler(LookingScheduler):
         """What may be taken together. `walks`: each iteration is formed by the rule."""
         table, limits = self.settings, self.limits
         self._stages = limits.pipeline_stages
+        self._each_step = 1 if self._grouped is None else self._grouped.most_blocks(1)
+        """Blocks that a decode takes in a step at most."""
         self._joins = self._stages == 1 and not walks
         self._budget = table.tokens_max
         self._threshold = table.long_prefill_token_threshold or UNLIMITED

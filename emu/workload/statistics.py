@@ -158,10 +158,6 @@ def _gap_cv(arrivals: Ints) -> float:
 
 def _lengths(values: Ints) -> Lengths:
     p50, p90, p95, p99 = (float(value) for value in np.percentile(values, _PERCENTILES))
-    bins = np.bincount(np.frexp(values.astype(np.float64))[1] - 1)
-    histogram = [(1 << power, count) for power, count in enumerate(bins.tolist())]
-    while histogram and not histogram[0][1]:
-        histogram.pop(0)
     return Lengths(
         min=int(values.min()),
         mean=float(values.mean()),
@@ -171,8 +167,17 @@ def _lengths(values: Ints) -> Lengths:
         p99=p99,
         max=int(values.max()),
         total=int(values.sum()),
-        histogram=histogram,
+        histogram=_histogram(values),
     )
+
+
+def _histogram(values: Ints) -> list[tuple[int, int]]:
+    """(smallest length, requests), each bin twice as wide as the one before."""
+    bins = np.bincount(np.frexp(values.astype(np.float64))[1] - 1)
+    found = [(1 << power, count) for power, count in enumerate(bins.tolist())]
+    while found and not found[0][1]:
+        found.pop(0)
+    return found
 
 
 class _PrefixBook:

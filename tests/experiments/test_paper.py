@@ -11,7 +11,8 @@ from emu.apps.experiments.loads import loads
 from emu.apps.experiments.measure import Figures
 from emu.apps.experiments.paper import paper
 from emu.apps.experiments.papercases import CODE, Case, denser, other_parts, run_case
-from emu.apps.experiments.papercauses import Frontier, Waits
+from emu.apps.experiments.papercauses import Waits
+from emu.apps.experiments.paperfrontier import Frontier
 from emu.apps.experiments.runner import Runner
 from emu.errors import InputError
 

@@ -400,7 +400,7 @@ def test_sleep_ends_what_is_under_way_and_costs_the_weights(tmp_path: Path) -> N
         begin_ns = live.cluster.kernel.wall_ns()
         assert (await post("/sleep?level=1")).status_code == 200
         spent_s = (live.cluster.kernel.wall_ns() - begin_ns) / 1e9
-        assert spent_s >= live.service.weights_to_host_s > 0.1
+        assert spent_s >= live.service.sleep.from_host_s > 0.1
         assert (await live.client.get("/is_sleeping")).json() == {"is_sleeping": True}
         assert (await live.complete(max_tokens=1)).status_code == 503
         assert (await post("/wake_up")).status_code == 200

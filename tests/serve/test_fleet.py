@@ -376,7 +376,7 @@ def test_an_outside_autoscaler_adds_and_removes_replicas(tmp_path: Path) -> None
         while status["readyReplicas"] < 3:
             status = (await client.get(path.removesuffix("/scale"))).json()["status"]
         waited_ns = live.cluster.kernel.wall_ns() - waited_ns
-        assert waited_ns / 1e9 > 0.5 * live.service.weights_to_host_s
+        assert waited_ns / 1e9 > 0.5 * live.service.sleep.from_host_s
         async with endpoints(live) as clients:
             while (await _health(clients[2])) != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

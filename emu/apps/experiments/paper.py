@@ -23,14 +23,13 @@ from emu.apps.experiments.papercases import (
 )
 from emu.apps.experiments.papercauses import (
     Bursts,
-    Frontier,
     Waits,
     bursts,
-    frontier,
     kv_waits,
     parts_of_trace,
     without,
 )
+from emu.apps.experiments.paperfrontier import Frontier, frontier
 from emu.apps.experiments.runner import Runner, Shown, Table
 from emu.errors import InputError
 

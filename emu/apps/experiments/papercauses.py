@@ -1,8 +1,8 @@
 """Causes: what the paper's short figures depend on, the same runs with one thing varied.
 
 8B: when KV waits for decode replicas (traffic, NICs), in which parts of the trace, and of what
-BlitzScale's advantage then consists. 24B: GPU time against attainment over the bounds of queued
-prompts. 72B: density and seed of the synthetic traffic.
+BlitzScale's advantage then consists. 72B: density and seed of the synthetic traffic. That of 24B is
+in `paperfrontier.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from emu.apps.experiments.measure import Figures
 from emu.apps.experiments.papercases import (
     BURST,
     CODE,
-    CONV,
     SYSTEMS,
     denser,
     other_parts,
@@ -24,7 +23,7 @@ from emu.apps.experiments.papercases import (
     tbt_ms,
     tbt_ms_p99,
 )
-from emu.apps.experiments.runner import BOUNDS, Runner, Shown, Table
+from emu.apps.experiments.runner import Runner, Shown, Table
 from emu.documents import DocumentView
 
 SCALING: Final = SYSTEMS[:3]
@@ -48,7 +47,6 @@ _WITHOUT: Final[Sequence[tuple[str, str, DocumentView]]] = (
     ("and without turning prefill into decode", "multicast", {"autoscale.mutate": False}),
     ("ServerlessLLM, every load from memory", "serverlessllm", {"autoscale.loader": "host"}),
 )
-_BOUNDS: Final = (*BOUNDS[:2], (0.2, 0.35), BOUNDS[2], (0.1, 0.2), *BOUNDS[3:])
 _TRAFFIC: Final[Sequence[tuple[str, float, DocumentView]]] = (
     ("that of the table above", 1.0, {}),
     ("another seed", 1.0, {"seed": 1}),
@@ -145,69 +143,6 @@ def _cells(waits: Waits) -> list[str]:
             for other in (1, 2)
         ),
     ]
-
-
-class Frontier(msgspec.Struct, frozen=True):
-    """GPU time of 24B against attainment: by system, (bounds, run) from wide to tight."""
-
-    full: Figures
-    points: Mapping[str, Sequence[tuple[tuple[float, float], Figures]]]
-    limits: Mapping[str, tuple[float, float]]
-    """Objectives of TTFT and TBT in ms, by their names."""
-
-    def least(self, objective: str, points: float = 0.01) -> tuple[tuple[float, float], Figures]:
-        """BlitzScale's run with the least GPU time among those that meet an objective as often as
-        the full static system, less `points` of one; the tightest bounds if there is none."""
-        limits = self.limits[objective]
-        wanted = self.full.met(*limits) - points
-        runs = self.points["blitzscale"]
-        enough = [each for each in runs if each[1].met(*limits) >= wanted]
-        return min(enough, key=lambda each: each[1].gpu_s) if enough else runs[-1]
-
-
-def frontier(runner: Runner, traffic: DocumentView | None) -> tuple[list[Shown], Frontier]:
-    """Bounds from wide to tight under BlitzScale and ServerlessLLM, as a table and a picture."""
-    full = run_case(runner, CONV, traffic, "full")
-    half = run_case(runner, CONV, traffic, "half")
-    points = {
-        system: [(bounds, run_case(runner, CONV, traffic, system, bounds)) for bounds in _BOUNDS]
-        for system in ("blitzscale", "serverlessllm")
-    }
-    limits = {f"{times}x": (times * full.ttft_ms_mean, 5 * tbt_ms(full)) for times in (5, 7.2, 10)}
-    result = Frontier(full, points, limits)
-    head = ["system", "bounds s", "GPU time of full", "TTFT mean ms"]
-    table = [[*head, *(f"{name} static TTFT met" for name in limits)]]
-    rows: list[tuple[str, str, Figures]] = [("static, all", "-", full), ("static, half", "-", half)]
-    for system, runs in points.items():
-        rows += [(system, f"{low:g} to {high:g}", run) for (low, high), run in runs]
-    for system, bounds, run in rows:
-        met = [f"{run.met(*each):.1%}" for each in limits.values()]
-        share = f"{run.gpu_s / full.gpu_s:.0%}"
-        table.append([system, bounds, share, f"{run.ttft_ms_mean:.0f}", *met])
-    title = "azure_conv_24b: GPU time against attainment, over the bounds"
-    return [Shown(title=title, table=table), _picture(result, half)], result
-
-
-def _picture(result: Frontier, half: Figures) -> Shown:
-    from emu.report.page.panels import Line, Panel, svg
-
-    labels = ("blitzscale", "serverlessllm", "static, all", "static, half", "paper: BlitzScale")
-    panels = []
-    for name, limits in result.limits.items():
-
-        def line(label: str, runs: Sequence[Figures], limits: tuple[float, float] = limits) -> Line:
-            xs = [100 * run.gpu_s / result.full.gpu_s for run in runs]
-            ys = [100 * run.met(*limits) for run in runs]
-            return Line(label, xs, ys, is_points=len(runs) == 1)
-
-        lines = [line(label, [run for _, run in result.points[label]]) for label in labels[:2]]
-        lines += [line(labels[2], [result.full]), line(labels[3], [half])]
-        lines.append(Line(labels[4], [50.5], [100 * result.full.met(*limits)], is_points=True))
-        panels.append(
-            Panel(f"{name} static TTFT", "GPU time, % of full", "requests within, %", lines=lines)
-        )
-    title = "GPU time against attainment, 24B"
-    return Shown(title=title, name="blitzscale-frontier.svg", svg=svg(title, [panels], labels))
 
 
 class Bursts(msgspec.Struct, frozen=True):

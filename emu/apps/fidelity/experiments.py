@@ -21,16 +21,9 @@ import numpy as np
 
 from emu.apps.fidelity.board import Row, Task, answers, rows_of
 from emu.apps.fidelity.fit import FITTED, SHOWN, shipped
-from emu.apps.fidelity.prior import (
-    RUNS_MIN,
-    Slopes,
-    by_gpu,
-    evidence_among,
-    evidence_of,
-    guess,
-    setting_of,
-)
+from emu.apps.fidelity.prior import RUNS_MIN, by_gpu, guess
 from emu.apps.fidelity.runs import MeasuredRun
+from emu.apps.fidelity.slopes import Slopes, evidence_among, evidence_of, setting_of
 from emu.apps.shared.posterior import most_probable, noise_factor
 from emu.errors import InputError
 from emu.latency.posterior import Floats, values_of

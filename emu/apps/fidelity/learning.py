@@ -21,8 +21,9 @@ from emu.apps.fidelity.experiments import (
 )
 from emu.apps.fidelity.fit import SHOWN, usable_runs
 from emu.apps.fidelity.options import FidelityOptions
-from emu.apps.fidelity.prior import evidence_of, prior_text, slopes_of
+from emu.apps.fidelity.prior import prior_text
 from emu.apps.fidelity.runs import MeasuredRun
+from emu.apps.fidelity.slopes import evidence_of, slopes_of
 from emu.apps.fidelity.tables import NAMES
 from emu.apps.shared.answer import Reply
 

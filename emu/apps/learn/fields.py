@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -88,29 +87,11 @@ def check_times(source: str, line: int | None, ttft_s: float, e2e_s: float, fiel
         raise InputError(source, line, field, problem)
 
 
-def level_of(
-    source: str,
-    tool: str,
-    label: str,
-    requests: Sequence[Sent],
-    skipped: int,
-    *,
-    is_drawn: bool = False,
-    model: str = "",
-    date: str = "",
-) -> Level:
-    """Requests in order of their starts, counted from the first of them; `skipped` are left out."""
-    if not requests:
-        raise InputError(source, None, "", f"{label}: no request completed")
-    ordered = sorted(requests, key=lambda r: r.start_s)
+def from_first(source: str, level: Level) -> Level:
+    """The requests in order of their starts, counted from the first. InputError: there is none."""
+    if not level.requests:
+        raise InputError(source, None, "", f"{level.label}: no request completed")
+    ordered = sorted(level.requests, key=lambda r: r.start_s)
     first_s = ordered[0].start_s
     moved = tuple(msgspec.structs.replace(r, start_s=r.start_s - first_s) for r in ordered)
-    return Level(
-        label=label,
-        tool=tool,
-        requests=moved,
-        skipped=skipped,
-        is_drawn=is_drawn,
-        model=model,
-        date=date,
-    )
+    return msgspec.structs.replace(level, requests=moved)

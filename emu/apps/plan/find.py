@@ -170,7 +170,6 @@ class Finding:
     def ranked(self, trials: Trials, candidate: Candidate, judge: Judge) -> Ranked:
         """A row of the answer, of what has been run."""
         layout = candidate.layout
-        gpus_mean = trials.gpus_mean(candidate)
         cost = trials.cost(candidate)
         drawn = [w for w in judge.worlds if w.index and (candidate, w) in trials.rows]
         return Ranked(
@@ -188,7 +187,7 @@ class Finding:
             replicas=candidate.replicas,
             system=candidate.scaling.system if candidate.scaling else "",
             bounds=candidate.bounds,
-            gpus_mean=gpus_mean,
+            gpus_mean=trials.gpus_mean(candidate),
             worst=trials.worst(candidate, judge),
             met=trials.met(candidate, judge) if drawn else 0,
             of=len(drawn),

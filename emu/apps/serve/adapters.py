@@ -59,11 +59,11 @@ def load_adapter(
         raise ApiError(400, problem, type="InvalidUserInput")
     if len(adapters) >= ADAPTERS_MAX and name not in adapters:
         raise ApiError(400, f"at most {ADAPTERS_MAX} adapters", type="InvalidUserInput")
-    if len(service.adapter_ids) >= ADAPTER_NAMES_MAX and name not in service.adapter_ids:
+    if len(service.adapters.numbers) >= ADAPTER_NAMES_MAX and name not in service.adapters.numbers:
         problem = f"at most {ADAPTER_NAMES_MAX} names of adapters in a session"
         raise ApiError(400, problem, type="InvalidUserInput")
     adapters[name] = body.lora_path
-    service.adapter_ids.setdefault(name, len(service.adapter_ids) + 1)
+    service.adapters.numbers.setdefault(name, len(service.adapters.numbers) + 1)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 

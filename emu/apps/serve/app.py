@@ -230,7 +230,7 @@ class Api:
             raise ApiError(
                 503, "the model is still loading", code="not_ready", retry_after_s=left_s
             )
-        if service.sleep_level:
+        if service.sleep.level:
             raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
         lag_s, limit_s = service.lag_s, service.options.max_lag_s
         if limit_s and lag_s > limit_s:
@@ -317,7 +317,7 @@ class Api:
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Adapters that calls may name here, and where they came from."""
-        return self._service.adapters
+        return self._service.adapters.everywhere
 
     def _check_model(self, name: str | None) -> None:
         if name and name not in self._service.model_names and name not in self._adapters:

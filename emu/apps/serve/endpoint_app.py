@@ -202,7 +202,7 @@ class EndpointApi(Api):
     @property
     def _adapters(self) -> Mapping[str, str]:
         """Those of the server, and those of this engine."""
-        return {**self._service.adapters, **self.endpoint.adapters}
+        return {**self._service.adapters.everywhere, **self.endpoint.adapters}
 
     def _check_adapters(self) -> None:
         if not self.endpoint.plan.slots("adapter"):
@@ -220,7 +220,7 @@ class EndpointApi(Api):
         self._check_adapters()
         body = decode_body(await request.body(), AdapterBody)
         name = body.lora_name
-        if name in self._service.adapters and name not in self.endpoint.adapters:
+        if name in self._service.adapters.everywhere and name not in self.endpoint.adapters:
             problem = f"'{name}' was loaded on the server's own port; unload it there"
             raise ApiError(400, problem, type="InvalidUserInput")
         return unload_adapter(self.endpoint.adapters, body)
@@ -265,7 +265,7 @@ class EndpointApi(Api):
 
     async def is_sleeping(self, request: HttpRequest) -> Response:
         """Whether the engine sleeps."""
-        return JSONResponse({"is_sleeping": self._service.sleep_level > 0})
+        return JSONResponse({"is_sleeping": self._service.sleep.level > 0})
 
     async def reset(self, request: HttpRequest) -> Response:
         """Forget cached prefixes; 200 whether or not that was possible, as in vLLM."""

@@ -67,16 +67,16 @@ class EngineControl:
         if mode not in ("abort", "wait"):
             raise ApiError(400, "mode is abort or wait (keep is not emulated)", param="mode")
         async with self._changing:
-            if service.sleep_level:
+            if service.sleep.level:
                 return Response()
-            service.sleep_level = int(level)
+            service.sleep.level = int(level)
             if mode == "abort":
                 service.cluster.leave_all()
             while service.cluster.open_choices:  # noqa: ASYNC110 (ends with the last answer)
                 await asyncio.sleep(0.005)
             await self._reset()
             if level == "1":
-                await self._pass_s(service.weights_to_host_s)
+                await self._pass_s(service.sleep.from_host_s)
         return Response()
 
     async def wake_up(self, request: HttpRequest) -> Response:
@@ -85,17 +85,17 @@ class EngineControl:
         if request.query_params.get("tags"):
             raise ApiError(400, "tags are not emulated: everything wakes up", param="tags")
         async with self._changing:
-            if service.sleep_level:
-                from_host = service.sleep_level == 1
+            if service.sleep.level:
+                from_host = service.sleep.level == 1
                 await self._pass_s(
-                    service.weights_to_host_s if from_host else service.weights_disk_s
+                    service.sleep.from_host_s if from_host else service.sleep.from_disk_s
                 )
-                service.sleep_level = 0
+                service.sleep.level = 0
         return Response()
 
     async def is_sleeping(self, request: HttpRequest) -> Response:
         """Whether it sleeps."""
-        return JSONResponse({"is_sleeping": self._service.sleep_level > 0})
+        return JSONResponse({"is_sleeping": self._service.sleep.level > 0})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         """Forget cached prefixes on every replica that has nothing to do."""
@@ -126,9 +126,11 @@ class EngineControl:
         if len(service.models) > 1:
             raise ApiError(400, "adapters are for a server of one model", type="InvalidUserInput")
         body = decode_body(await request.body(), AdapterBody)
-        return load_adapter(service, service.adapters, body, service.adapters)
+        everywhere = service.adapters.everywhere
+        return load_adapter(service, everywhere, body, everywhere)
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """The name is gone."""
         service = self._service
-        return unload_adapter(service.adapters, decode_body(await request.body(), AdapterBody))
+        body = decode_body(await request.body(), AdapterBody)
+        return unload_adapter(service.adapters.everywhere, body)

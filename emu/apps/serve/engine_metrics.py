@@ -111,7 +111,7 @@ def adapter_family(page: Page, service: Service, replica_id: int = -1) -> None:
     plans = service.plan.replicas if replica_id < 0 else [service.plan.replicas[replica_id]]
     slots = [plan.slots("adapter") for plan in plans]
     has_slots = all(slots)
-    if not has_slots and not service.adapters:
+    if not has_slots and not service.adapters.everywhere:
         return
     running: set[str] = set()
     waiting: set[str] = set()

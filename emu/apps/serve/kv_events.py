@@ -273,7 +273,7 @@ class KvEvents:
 
         service = self._service
         salt_of = service.cluster.cache_salt_of
-        ledger = Ledger(self._wire, size, changed, salt_of, service.adapter_ids)
+        ledger = Ledger(self._wire, size, changed, salt_of, service.adapters.numbers)
         if not endpoint.replica.view().watch_cache(ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)

@@ -70,7 +70,7 @@ class MetricsPage:
         page.counter("emu:transitions", "Changes of replicas' states.", moves)
 
     def _server_families(self) -> None:
-        page, service = self._page, self._service
+        page, service, lateness = self._page, self._service, self._service.lateness
         kernel, pace = service.cluster.kernel, service.cluster.pace
         recent = pace.recent(kernel.wall_ns())
         gauges = (
@@ -80,10 +80,14 @@ class MetricsPage:
             ("open_streams", "Answers under way.", float(service.cluster.open_choices)),
             ("timer_lag_seconds", "Lateness of the last timer.", kernel.lag_ns / NS_PER_S),
             ("timer_lag_max_seconds", "Largest so far.", kernel.lag_max_ns / NS_PER_S),
-            ("drift_seconds", "Emulation behind the wall clock.", service.drift_s),
-            ("drift_max_seconds", "Largest so far.", service.drift_max_s),
-            ("event_loop_lag_seconds", "Wall time: last wake-up too late by.", service.loop_lag_s),
-            ("event_loop_lag_max_seconds", "Largest so far.", service.loop_lag_max_s),
+            ("drift_seconds", "Emulation behind the wall clock.", lateness.drift_s),
+            ("drift_max_seconds", "Largest so far.", lateness.drift_max_s),
+            (
+                "event_loop_lag_seconds",
+                "Wall time: last wake-up too late by.",
+                lateness.loop_lag_s,
+            ),
+            ("event_loop_lag_max_seconds", "Largest so far.", lateness.loop_lag_max_s),
             ("pace_late", "1 if the machine does not keep up.", float(pace.is_late)),
             ("pace_lateness_seconds", "Lateness of the last answer.", pace.last_s),
             (

@@ -317,10 +317,7 @@ class LiveServer:
         while True:
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
-            service.loop_lag_s = max(0.0, loop.time() - due_s)
-            service.loop_lag_max_s = max(service.loop_lag_max_s, service.loop_lag_s)
-            service.drift_s = kernel.behind_ns / NS_PER_S
-            service.drift_max_s = max(service.drift_max_s, service.drift_s)
+            service.lateness.note(max(0.0, loop.time() - due_s), kernel.behind_ns / NS_PER_S)
             kernel.enter(_nothing)  # samples are taken when time passes
             ticks += 1
             if ticks % _TICKS_PER_FLUSH == 0:
@@ -337,7 +334,7 @@ class LiveServer:
 
     def _adapt(self, service: Service, adapter: Adapter) -> None:
         before = service.speed
-        speed = adapter.next_speed(before, service.drift_s)
+        speed = adapter.next_speed(before, service.lateness.drift_s)
         if speed != before:
             why = "the machine does not keep up" if speed < before else "the machine keeps up"
             service.set_speed(speed, why)

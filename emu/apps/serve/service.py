@@ -103,6 +103,42 @@ class KvNoise(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Part of the batches that the next one overtakes."""
 
 
+class Sleep(msgspec.Struct):
+    """How deep the engines sleep, and what waking them takes."""
+
+    from_host_s: float
+    """Time that weights take between the host's memory and the GPUs."""
+    from_disk_s: float
+    level: int = 0
+    """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
+
+
+class Lateness(msgspec.Struct):
+    """How late the server is, s: now, and at most so far."""
+
+    loop_lag_s: float = 0.0
+    """Wall time that the event loop woke up too late by."""
+    loop_lag_max_s: float = 0.0
+    drift_s: float = 0.0
+    """The emulation behind the wall clock."""
+    drift_max_s: float = 0.0
+
+    def note(self, loop_lag_s: float, drift_s: float) -> None:
+        """Both have been measured again."""
+        self.loop_lag_s, self.drift_s = loop_lag_s, drift_s
+        self.loop_lag_max_s = max(self.loop_lag_max_s, loop_lag_s)
+        self.drift_max_s = max(self.drift_max_s, drift_s)
+
+
+class Adapters(msgspec.Struct):
+    """LoRA adapters that were loaded."""
+
+    everywhere: dict[str, str] = msgspec.field(default_factory=dict)
+    """Names of those that all engines have, and where they came from."""
+    numbers: dict[str, int] = msgspec.field(default_factory=dict)
+    """Of all in KV events, in order of their first load."""
+
+
 class Service:
     """Shared by all endpoints of one server."""
 
@@ -137,47 +173,40 @@ class Service:
         self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
         """For each model: why no replica could ever serve so many tokens, or empty."""
         self.longest = [max(r.max_model_tokens for r in part) for part in parts]
-        self.max_model_tokens = self.longest[default]
         self.answers = answers
         self.lengths = OutputLengths(plan.config, plan.source, options)
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
         self.session = secrets.token_hex(6)
         """Of the ids of answers: no two servers give the same."""
-        self.control_token = options.control_token
-        if not self.control_token and not is_loopback(options.host):
-            self.control_token = secrets.token_urlsafe(16)
+        self.control_token = _control_token(options)
         self.startup_ns = startup_ns
         self.is_draining = False
-        self.sleep_level = 0
-        """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
-        self.weights_to_host_s = weights_from_host_s(plan)
-        self.weights_disk_s = weights_from_disk_s(plan)
+        self.sleep = Sleep(weights_from_host_s(plan), weights_from_disk_s(plan))
         others = [name for i, name in enumerate(self.models) if i != default]
         self.model_names = (self.model, *others, *options.model_aliases)
         self.scripted: dict[str, float] = {}
         """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
-        self.adapters: dict[str, str] = {}
-        """Names of LoRA adapters that are loaded everywhere, and where they came from."""
-        self.adapter_ids: dict[str, int] = {}
-        """Numbers that KV events have for adapters, in order of their first load."""
+        self.adapters = Adapters()
         self.stale_metrics_s: dict[str, float] = {}
         """For so long the page of a replica's port stays as it is; keys are ids, or `all`."""
         self.kv_noise = KvNoise()
+        """What happens to KV events on their way."""
         self.ports: list[int] = []
         """Of the replicas, where each has one."""
-        """What happens to KV events on their way."""
         self._first_ns = -1
         self.on_first_call: list[Callable[[], None]] = []
         self.counts = Counts()
-        self.loop_lag_s = 0.0
-        self.loop_lag_max_s = 0.0
-        self.drift_s = 0.0
-        self.drift_max_s = 0.0
+        self.lateness = Lateness()
         cluster.pace.speed = cluster.kernel.speed
         self.hub = EventHub()
         self.trends = Trends(cluster, plan.config.slo)
         self._calls = 0
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Of a call that names no model."""
+        return self.longest[self.plan.default_model]
 
     @property
     def speed(self) -> float:
@@ -312,3 +341,10 @@ def schedule(service: Service, tables: Sequence[CommandTable | FaultTable]) -> N
     begin_ns = cluster.kernel.wall_ns()
     for table in tables:
         cluster.kernel.enter(partial(do, table), begin_ns + s_to_ns(table.at_s))
+
+
+def _control_token(options: ServeOptions) -> str:
+    """What a call that controls the server shows; one is made up where other machines reach it."""
+    if options.control_token or is_loopback(options.host):
+        return options.control_token
+    return secrets.token_urlsafe(16)

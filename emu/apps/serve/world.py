@@ -81,23 +81,12 @@ class LiveCluster(Observer):
         is_one = len(plan.models) == 1
         self.of_models = [self.stats] if is_one else [Statistics() for _ in plan.models]
         """The same, of each model."""
-        models = [self.of_models[plan.model_indices[r.served]] for r in plan.replicas]
-        self._sinks: list[tuple[Statistics, ...]] = [
-            (self.stats, engine) if is_one else (self.stats, model, engine)
-            for model, engine in zip(models, self.engines, strict=True)
-        ]
+        self._sinks = self._sinks_of(plan)
         """What counts the tokens of a replica."""
-        ports = Ports(
-            log=log,
-            observers=(tape, self) if traces is None else (tape, self, traces),
-            batches=_Iterations(self._sinks, has_prefixes=self.has_prefixes),
-            tokens=self._on_tokens,
-        )
-        source = _NoSource(has_prefixes=self.has_prefixes)
-        self.world = World(plan, source, directory, ports, clock)
+        nothing = _NoSource(has_prefixes=self.has_prefixes)
+        self.world = World(plan, nothing, directory, self._ports(log), clock)
         # What the endpoints read of it.
         cluster = self.world.cluster
-        self.config = cluster.config
         self.replicas = cluster.replicas
         self.pools = cluster.pools
         self.gateway = cluster.gateway
@@ -124,6 +113,23 @@ class LiveCluster(Observer):
         """Answers whose requests have been read and have not arrived."""
         self._next_id = 0
         self.gateway.expect_client()
+
+    def _ports(self, log: Log | None) -> Ports:
+        """What the world tells of itself, and to what."""
+        tape, traces = self.tape, self.traces
+        return Ports(
+            log=log,
+            observers=(tape, self) if traces is None else (tape, self, traces),
+            batches=_Iterations(self._sinks, has_prefixes=self.has_prefixes),
+            tokens=self._on_tokens,
+        )
+
+    def _sinks_of(self, plan: Plan) -> list[tuple[Statistics, ...]]:
+        """Statistics of all, of its model where there are several, and of itself, by replica."""
+        if len(self.of_models) == 1:
+            return [(self.stats, engine) for engine in self.engines]
+        models = [self.of_models[plan.model_indices[r.served]] for r in plan.replicas]
+        return [(self.stats, *pair) for pair in zip(models, self.engines, strict=True)]
 
     @property
     def tokens_in_migration(self) -> int:

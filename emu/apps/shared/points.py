@@ -23,6 +23,7 @@ from emu.apps.shared.conditions import (
 )
 from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
+from emu.config.input_files import reason
 from emu.config.load import config_from_text
 from emu.config.schema import Config, OutputTable
 from emu.documents import Document, DocumentView
@@ -100,8 +101,7 @@ class Base:
         try:
             self._text = path.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
-            problem = getattr(error, "strerror", None) or str(error)
-            raise InputError(self.source, None, "", problem.lower()) from None
+            raise InputError(self.source, None, "", reason(error).lower()) from None
         self._directory = path.resolve().parent
         self._keys = Keys()
 

@@ -22,8 +22,8 @@ _ROWS_MAX: Final = 500
 _PIVOT_MAX: Final = 24
 
 
-class Pivot(msgspec.Struct):
-    """A table of one figure over two keys, or of several over one."""
+class TableText(msgspec.Struct):
+    """A table of the page."""
 
     caption: str
     head: list[str]
@@ -35,10 +35,6 @@ def write_page(result: SweepResult) -> Path:
     columns = columns_of(result)
     limits = limits_of(result, columns)
     charts = [*trade_off(result, columns, limits), *by_key(result, columns, limits)]
-    head, rows = _table(result, columns)
-    caption = f"{len(result.rows)} points"
-    if len(result.rows) > _ROWS_MAX:
-        caption += f", the first {_ROWS_MAX}; results.csv has all"
     sections = [("trade-off", "Trade-off"), ("keys", "By key")]
     present = {chart.section for chart in charts}
     text = page(
@@ -54,9 +50,7 @@ def write_page(result: SweepResult) -> Path:
         answer="" if result.answer is None else answer_text(result.answer),
         pivot=_pivot(result, columns),
         sections=[(key, name) for key, name in sections if key in present],
-        caption=caption,
-        head=head,
-        rows=rows,
+        points=_points(result, columns),
     )
     path = result.directory / "report.html"
     write_text(path, text)
@@ -79,7 +73,7 @@ def limits_of(result: SweepResult, columns: Columns) -> dict[str, tuple[str, flo
     return found
 
 
-def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
+def _pivot(result: SweepResult, columns: Columns) -> TableText | None:
     """The figure of the plot over the two keys of a grid; nothing for other sweeps."""
     keys = [key for key in result.keys if len({cell_text(v) for v in columns[key]}) > 1]
     figure = plot_names(result)[1]
@@ -94,7 +88,7 @@ def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
     across = list(dict.fromkeys(column for _, column in values))
     if not 0 < len(across) <= _PIVOT_MAX or not 0 < len(rows) <= _PIVOT_MAX:
         return None
-    return Pivot(
+    return TableText(
         caption=f"{figure}: {keys[0]} down, {keys[1]} across",
         head=[key_name(keys[0], result), *(f"{key_name(keys[1], result)} {c}" for c in across)],
         rows=[
@@ -110,14 +104,19 @@ def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
     )
 
 
-def _table(result: SweepResult, columns: Columns) -> tuple[list[str], list[list[str]]]:
+def _points(result: SweepResult, columns: Columns) -> TableText:
+    """All points, or the first of many."""
+    caption = f"{len(result.rows)} points"
+    if len(result.rows) > _ROWS_MAX:
+        caption += f", the first {_ROWS_MAX}; results.csv has all"
     names = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
     if any(row.result.status != "completed" for row in result.rows):
         names += ["status", "error"]
     names += shown_figures(result, columns)
     names = [name for name in names if any(value not in (None, "") for value in columns[name])]
     heads = [key_name(name, result) if name in result.keys else name for name in names]
-    return heads, [
+    rows = [
         [drawn_cell(result.rows[index], name, columns[name][index]) for name in names]
         for index in in_order(result)[:_ROWS_MAX]
     ]
+    return TableText(caption, heads, rows)

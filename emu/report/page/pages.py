@@ -13,7 +13,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,21 +43,8 @@ def _environment() -> Environment:
 
 def page(template: str, *, title: str, charts: Sequence[Chart], **parts: object) -> str:
     """A template of `page/` with what it shows; `charts` are drawn where it places them."""
-    echarts, script = asset("echarts/echarts.min.js"), asset("charts.js")
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            charts=charts,
-            policy=content_policy(echarts, script),
-            style=asset("page.css"),
-            echarts=echarts,
-            script=script,
-            data=json_in_script(payload(charts)),
-            **parts,
-        )
-    )
+    shown = {"title": title, "charts": charts, "data": json_in_script(payload(charts)), **parts}
+    return _rendered(template, asset("charts.js"), asset("page.css"), shown)
 
 
 def live_page(facts: object) -> str:
@@ -65,18 +52,24 @@ def live_page(facts: object) -> str:
 
     `facts`: what does not change while the server runs.
     """
-    echarts, script = asset("echarts/echarts.min.js"), asset("charts.js") + asset("live.js")
-    return (
-        _environment()
-        .get_template("live.html")
-        .render(
-            policy=content_policy(echarts, script, asks="'self'"),
-            style=asset("page.css") + asset("live.css"),
-            echarts=echarts,
-            script=script,
-            facts=json_in_script(facts),
-        )
-    )
+    script = asset("charts.js") + asset("live.js")
+    style = asset("page.css") + asset("live.css")
+    shown = {"facts": json_in_script(facts)}
+    return _rendered("live.html", script, style, shown, asks="'self'")
+
+
+def _rendered(
+    template: str, script: Markup, style: Markup, shown: Mapping[str, object], asks: str = "'none'"
+) -> str:
+    """A page with its scripts and styles inside; `asks`: where its script may ask for more."""
+    echarts = asset("echarts/echarts.min.js")
+    frame = {
+        "policy": content_policy(echarts, script, asks=asks),
+        "style": style,
+        "echarts": echarts,
+        "script": script,
+    }
+    return _environment().get_template(template).render({**frame, **shown})
 
 
 def asset(name: str) -> Markup:

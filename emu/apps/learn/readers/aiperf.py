@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.apps.learn.fields import Level, Sent, check_times, count_of, from_first, number_of
 from emu.documents import Document
 from emu.errors import InputError, shown
 
@@ -37,7 +37,8 @@ def aiperf_levels(source: str, rows: Sequence[tuple[int, Document]]) -> Level:
                 e2e_s,
             )
         )
-    return level_of(source, "aiperf", "profile", sent, skipped)
+    level = Level(label="profile", tool="aiperf", requests=tuple(sent), skipped=skipped)
+    return from_first(source, level)
 
 
 _TO_BASE: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}

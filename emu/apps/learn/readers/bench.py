@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.apps.learn.fields import Level, Sent, check_times, count_of, from_first, number_of
 from emu.documents import Document
 from emu.errors import InputError
 from emu.rng import rng_stream
@@ -59,19 +59,20 @@ def bench_levels(source: str, line: int | None, result: Document) -> Level:
     label = f"{rate}/s" if isinstance(rate, (int, float)) and np.isfinite(rate) else "at once"
     if clients:
         label = f"{clients} clients" if label == "at once" else f"{label}, {clients} clients"
-    return level_of(
-        source,
-        "sglang" if is_sglang else "vllm",
-        label,
-        [
-            Sent(start_s, prompt, output, ttft_s, e2e_s)
-            for start_s, (_, ttft_s, e2e_s, prompt, output) in zip(begun, rows, strict=True)
-        ],
-        count - len(rows),
+    sent = tuple(
+        Sent(start_s, prompt, output, ttft_s, e2e_s)
+        for start_s, (_, ttft_s, e2e_s, prompt, output) in zip(begun, rows, strict=True)
+    )
+    level = Level(
+        label=label,
+        tool="sglang" if is_sglang else "vllm",
+        requests=sent,
+        skipped=count - len(rows),
         is_drawn=is_drawn,
         model=str(result.get("model_id") or _served(result)),
         date=_date(str(result.get("date") or "")),
     )
+    return from_first(source, level)
 
 
 def _served(result: Document) -> str:

@@ -10,7 +10,7 @@ from emu.apps.learn.fields import (
     cached_of,
     check_times,
     count_of,
-    level_of,
+    from_first,
     number_of,
 )
 from emu.documents import Document
@@ -36,7 +36,8 @@ def guidellm_levels(source: str, whole: Document) -> list[Level]:
         label = _strategy(strategy) or f"benchmark {number + 1}"
         lost = [requests.get(kind) for kind in ("errored", "incomplete")]
         skipped = sum(len(kind) for kind in lost if isinstance(kind, list))
-        levels.append(level_of(source, "guidellm", label, sent, skipped))
+        level = Level(label=label, tool="guidellm", requests=tuple(sent), skipped=skipped)
+        levels.append(from_first(source, level))
     return levels
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from emu.apps.learn.fields import Level, Sent, check_times, count_of, level_of, number_of
+from emu.apps.learn.fields import Level, Sent, check_times, count_of, from_first, number_of
 from emu.errors import InputError
 
 
@@ -57,7 +57,9 @@ def inference_perf_levels(source: str, entries: list[Any]) -> Level:
                 group=groups.setdefault(words, len(groups)) if words else -1,
             )
         )
-    return level_of(source, "inference-perf", "requests", sent, skipped, model=model)
+    name = "inference-perf"
+    level = Level(label="requests", tool=name, requests=tuple(sent), skipped=skipped, model=model)
+    return from_first(source, level)
 
 
 def _prompt(request: Any) -> tuple[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from emu.apps.learn.fields import (
     ANCHOR_LIMIT_S,
     Level,
@@ -13,7 +11,7 @@ from emu.apps.learn.fields import (
     cached_of,
     check_times,
     count_of,
-    level_of,
+    from_first,
     number_of,
 )
 from emu.documents import Document
@@ -51,8 +49,14 @@ def observe_levels(source: str, rows: Sequence[tuple[int, Document]]) -> list[Le
         found.setdefault(label, []).append(sent)
         if row.get("judges") is True:
             judges.add(label)
-    levels = [level_of(source, "observe", label, sent, 0) for label, sent in found.items()]
-    return [
-        msgspec.structs.replace(one, judges=one.label in judges, is_engines_time=is_engines_time)
-        for one in levels
+    levels = [
+        Level(
+            label=label,
+            tool="observe",
+            requests=tuple(sent),
+            is_engines_time=is_engines_time,
+            judges=label in judges,
+        )
+        for label, sent in found.items()
     ]
+    return [from_first(source, level) for level in levels]

@@ -292,12 +292,11 @@ class Controller:
         suffix = "".join(_LETTERS[number // len(_LETTERS) ** i % len(_LETTERS)] for i in range(5))
         template = table(table(deployment, "spec"), "template")
         grace = table(template, "spec").get("terminationGracePeriodSeconds")
-        gpus = max((r.gpus for r in self._view.replicas), default=1)
         slot = Slot(
             name=f"{role}-{revision}-{suffix}",
             role=role,
             revision=revision,
-            gpus=gpus,
+            gpus=max((r.gpus for r in self._view.replicas), default=1),
             grace_s=grace if isinstance(grace, int) else GRACE_S,
             changed_s=self._view.now_s,
         )

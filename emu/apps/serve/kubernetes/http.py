@@ -90,7 +90,7 @@ class Kubernetes:
             model=service.model,
             host="127.0.0.1" if host in ("0.0.0.0", "", "localhost") else host,
             roles=tuple(r for r in ROLES if r in {*roles, *configured}),
-            load_ns=round(service.weights_to_host_s * NS_PER_S),
+            load_ns=round(service.sleep.from_host_s * NS_PER_S),
             version=__version__,
             session=service.session,
         )

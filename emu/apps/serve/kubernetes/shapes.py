@@ -109,17 +109,15 @@ def deployment_status(held: Document, slots: list[Slot], revision: str, now_s: f
         if is_done
         else ("ReplicaSetUpdated", "is progressing")
     )
-    conditions = [
-        _condition(
-            held,
-            "Available",
-            is_available,
-            "MinimumReplicasAvailable" if is_available else "MinimumReplicasUnavailable",
-            f"Deployment {'has' if is_available else 'does not have'} minimum availability.",
-            now_s,
-        ),
-        _condition(held, "Progressing", True, word, f'ReplicaSet "{name}" {does}.', now_s),
-    ]
+    available = Condition(
+        type="Available",
+        status="True" if is_available else "False",
+        reason="MinimumReplicasAvailable" if is_available else "MinimumReplicasUnavailable",
+        message=f"Deployment {'has' if is_available else 'does not have'} minimum availability.",
+    )
+    progressing = Condition(
+        type="Progressing", status="True", reason=word, message=f'ReplicaSet "{name}" {does}.'
+    )
     status = DeploymentStatus(
         observed_generation=generation,
         replicas=len(slots),
@@ -127,33 +125,22 @@ def deployment_status(held: Document, slots: list[Slot], revision: str, now_s: f
         ready_replicas=ready,
         available_replicas=ready,
         unavailable_replicas=max(0, max(wanted, len(slots)) - ready),
-        conditions=conditions,
+        conditions=[_since(held, one, stamp(now_s)) for one in (available, progressing)],
     )
     return {"metadata": {}, "status": plain(status)}
 
 
-def _condition(
-    held: Document, kind: str, is_so: bool, reason: str, message: str, now_s: float
-) -> Condition:
-    """A condition, with the time since which it is so."""
-    status = "True" if is_so else "False"
-    now = stamp(now_s)
+def _since(held: Document, condition: Condition, now: str) -> Condition:
+    """A condition, with the times since which it is so and says so."""
     since = updated = now
     known = table(held, "status").get("conditions")
     for one in known if isinstance(known, list) else []:
-        if text(one, "type") == kind:
-            if text(one, "status") == status:
+        if text(one, "type") == condition.type:
+            if text(one, "status") == condition.status:
                 since = text(one, "lastTransitionTime") or now
-            if (text(one, "reason"), text(one, "message")) == (reason, message):
+            if (text(one, "reason"), text(one, "message")) == (condition.reason, condition.message):
                 updated = text(one, "lastUpdateTime") or now
-    return Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message=message,
-        last_transition_time=since,
-        last_update_time=updated,
-    )
+    return msgspec.structs.replace(condition, last_transition_time=since, last_update_time=updated)
 
 
 def replica_set(
@@ -243,19 +230,19 @@ def _pod_status(facts: Facts, slot: Slot, replica: ReplicaView | None) -> PodSta
         ended = {"exitCode": 137, "reason": "Error", "finishedAt": stamp(slot.crashed_s)}
         container.last_state = {"terminated": ended}
     why = "" if slot.is_ready else "ContainersNotReady"
-    conditions = [
-        Condition(type="PodScheduled", status="True", last_transition_time=stamp(slot.placed_s)),
-        Condition(type="Initialized", status="True", last_transition_time=stamp(slot.placed_s)),
-        Condition(type="ContainersReady", status=ready, reason=why, last_transition_time=since),
-        Condition(type="Ready", status=ready, reason=why, last_transition_time=since),
-    ]
+    placed = stamp(slot.placed_s)
     return PodStatus(
         phase="Running",
-        conditions=conditions,
+        conditions=[
+            Condition(type="PodScheduled", status="True", last_transition_time=placed),
+            Condition(type="Initialized", status="True", last_transition_time=placed),
+            Condition(type="ContainersReady", status=ready, reason=why, last_transition_time=since),
+            Condition(type="Ready", status=ready, reason=why, last_transition_time=since),
+        ],
         host_ip=facts.host,
         pod_ip=facts.host,
         pod_ips=[{"ip": facts.host}],
-        start_time=stamp(slot.placed_s),
+        start_time=placed,
         container_statuses=[container],
         reason="NodeLost" if slot.is_lost else "",
     )
@@ -282,9 +269,17 @@ def node(
         "nvidia.com/gpu.product": view.gpu.replace(" ", "-"),
         "nvidia.com/gpu.count": str(view.gpus),
     }
-    reason = "NodeStatusUnknown" if view.is_lost else "KubeletReady"
-    message = "Kubelet stopped posting node status." if view.is_lost else "the machine is there"
-    ready = _condition(held or {}, "Ready", not view.is_lost, reason, message, now_s)
+    ready = Condition(
+        type="Ready", status="True", reason="KubeletReady", message="the machine is there"
+    )
+    if view.is_lost:
+        ready = Condition(
+            type="Ready",
+            status="False",
+            reason="NodeStatusUnknown",
+            message="Kubelet stopped posting node status.",
+        )
+    ready = _since(held or {}, ready, stamp(now_s))
     if view.is_lost:
         ready.status = "Unknown"
     status = NodeStatus(

@@ -204,27 +204,14 @@ def spans_of_half(
     ids: Ids,
 ) -> list[Span]:
     """Spans of a call to a port of a fleet: the engine's own."""
-    end_ns = max(half.last_ns, half.came_ns)
-    top = _top(trace, ids, half, end_ns)
+    top = _engine(trace, trace.parent_id, half, ids)
+    top.end_ns = max(half.last_ns, half.came_ns)
     top.attributes |= _call_attributes(facts, request, finish, half.tokens)
-    top.marks, top.problem = tuple(journey.marks), half.problem
+    top.marks = tuple(journey.marks)
     moves = [m for m in journey.transfers if m.destination == half.replica]
     spans = [top, *_stages(top, half, request, ids)]
     spans += [_transfer(top, move, ids) for move in moves if half.came_ns <= move.end_ns]
     return spans
-
-
-def _top(trace: TraceContext, ids: Ids, half: Half, end_ns: int) -> Span:
-    return Span(
-        name="llm_request",
-        trace=trace,
-        span_id=ids.span(),
-        parent_id=trace.parent_id,
-        begin_ns=half.came_ns,
-        end_ns=end_ns,
-        replica=half.replica,
-        is_server=True,
-    )
 
 
 def _call_attributes(
@@ -255,22 +242,23 @@ def _call_attributes(
     return found
 
 
-def _engine(root: Span, ids: Ids, replica: int, begin_ns: int, end_ns: int) -> Span:
+def _engine(trace: TraceContext, parent_id: bytes, half: Half, ids: Ids) -> Span:
+    """The time that a request spent in an engine."""
     return Span(
         name="llm_request",
-        trace=root.trace,
+        trace=trace,
         span_id=ids.span(),
-        parent_id=root.span_id,
-        begin_ns=begin_ns,
-        end_ns=end_ns,
-        replica=replica,
+        parent_id=parent_id,
+        begin_ns=half.came_ns,
+        end_ns=half.last_ns,
+        replica=half.replica,
         is_server=True,
+        problem=half.problem,
     )
 
 
 def _half(root: Span, half: Half, request: Request, ids: Ids) -> Iterator[Span]:
-    top = _engine(root, ids, half.replica, half.came_ns, half.last_ns)
-    top.problem = half.problem
+    top = _engine(root.trace, root.span_id, half, ids)
     yield top
     yield from _stages(top, half, request, ids)
 
