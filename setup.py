@@ -57,7 +57,7 @@ backends/astra/calculator backends/astra/chain backends/astra/collective_run bac
 backends/astra/executor backends/astra/layer_times backends/astra/roofline_times
 latency/base latency/ends latency/packing latency/added latency/linear
 latency/profile/attention latency/profile/backend latency/profile/skew latency/profile/tables
-latency/engine_steps latency/sampling latency/front_end latency/jitter
+latency/engine_steps latency/sampling latency/front_end latency/known_intake latency/jitter
 latency/roofline latency/layer_costs
 latency/kernels/products latency/kernels/experts latency/kernels/machine
 latency/kernels/attention latency/kernels/factors latency/kernels/operations

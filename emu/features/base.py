@@ -295,6 +295,9 @@ class Feature:
     def draw_shared(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of one group that shares experts, of a model with layers for it."""
 
+    def draw_engine(self, rng: np.random.Generator, tables: Tables) -> None:
+        """The same in worlds of the schedulers of SGLang and TensorRT-LLM."""
+
     def draw_keys(self, rng: np.random.Generator, tables: Tables, drawn: Tables) -> None:
         """What becomes of its `values` that were drawn for a world's scheduler."""
         for key in self.values:

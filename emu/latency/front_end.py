@@ -16,7 +16,7 @@ step j of a run is max over k <= j of (end of step k + events of steps k to j).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, count, cycle
 from operator import sub
 
@@ -58,18 +58,6 @@ class Intake:
             return self._last_ready_ns
         self._last_ready_ns = ready_ns
         return ready_ns
-
-
-class KnownIntake(Intake):
-    """The intake of a part of the requests, whose instants were computed for all of them."""
-
-    def __init__(self, ready_ns: Iterator[int]) -> None:
-        """`ready_ns`: of each request of this part, in order of arrival."""
-        self._ready = ready_ns
-
-    def ready_ns(self, now_ns: int, prompt_tokens: int, pin: int = -1) -> int:
-        """When the next request is with an engine."""
-        return next(self._ready)
 
 
 class OutputStream:

@@ -109,11 +109,7 @@ def execute(
         _warn(_warnings(world))
         world.close()
         summary = world.write_results(workload.count, workload.notes)
-        known = ""
-        if origin is not None or wants_report:
-            from emu.runs.engine_lines import uncertainty_line
-
-            known = uncertainty_line(config, plan, summary)
+        known = _known(config, plan, summary) if origin is not None or wants_report else ""
         text = run_json(config, plan, source, directory.final, world.outcome, began, origin, known)
         write_text(staging / "run.json", text)
         if world.error is not None:
@@ -133,6 +129,12 @@ def execute(
 
         write_report(Path(config.output.dir))
     return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s(), known)
+
+
+def _known(config: Config, plan: Plan, summary: Summary) -> str:
+    from emu.runs.engine_lines import uncertainty_line
+
+    return uncertainty_line(config, plan, summary)
 
 
 def _warn_refused(summary: Summary, workload: Workload) -> None:
@@ -291,27 +293,32 @@ def run_command(
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
-        assert result.summary is not None
-        from emu.runs.crowding import crowded
-        from emu.runs.engine_lines import engine_line, served_lines
-        from emu.runs.slow_modes import slow_line
-
-        say = _print_summary(result.summary)
-        plan = make_plan(config, str(path))
-        for line in served_lines(plan):
-            say(f"model: {line}")
-        say(f"engine: {engine_line(plan, result.known)}")
-        for line in crowded(plan):
-            say(f"placement: {line}")
-        emulated_s = result.outcome.end_ns / NS_PER_S
-        speed = emulated_s / result.wall_s
-        where = os.path.relpath(result.directory)
-        say(
-            f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
-            f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
-            + slow_line(config, plan, result.wall_s)
-        )
+        _say(result, config, str(path))
     return 0
+
+
+def _say(result: RunResult, config: Config, source: str) -> None:
+    """The tables of a run, and what one should know of them."""
+    assert result.summary is not None
+    from emu.runs.crowding import crowded
+    from emu.runs.engine_lines import engine_line, served_lines
+    from emu.runs.slow_modes import slow_line
+
+    say = _print_summary(result.summary)
+    plan = make_plan(config, source)
+    for line in served_lines(plan):
+        say(f"model: {line}")
+    say(f"engine: {engine_line(plan, result.known)}")
+    for line in crowded(plan):
+        say(f"placement: {line}")
+    emulated_s = result.outcome.end_ns / NS_PER_S
+    speed = emulated_s / result.wall_s
+    where = os.path.relpath(result.directory)
+    say(
+        f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
+        f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
+        + slow_line(config, plan, result.wall_s)
+    )
 
 
 def _print_summary(summary: Summary) -> Callable[[str], object]:

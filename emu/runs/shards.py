@@ -29,7 +29,7 @@ from emu.kernel.clock import NEVER
 from emu.kernel.digest import digest_of
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.stepped import SteppedKernel
-from emu.latency.front_end import KnownIntake
+from emu.latency.known_intake import KnownIntake
 from emu.process.interrupts import helps, spawning
 from emu.replica.counters import CounterFigures
 from emu.replica.states import ReplicaState
@@ -170,7 +170,7 @@ class _Part:
         return self.rest
 
     def finish(self, end: _End) -> _Found:
-        """To the end of the whole run; what it leaves. Raises _Inexact."""
+        """Go on to the end of the whole run and give what it leaves. Raises _Inexact."""
         kernel, world = self.kernel, self.world
         own_stop = 1
         if end.is_delivery:

@@ -16,7 +16,7 @@ COMMON = frozenset({"eviction"})
 """Keys that are those of other tables too."""
 
 NAMED_IN_MAX = {
-    "speculation": (r"[Ss]peculati", 2),
+    "speculation": (r"[Ss]peculati", 3),
     "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 12),
     "images": (r"\bimages\b|mm_per_prompt|vision tower", 11),
     "skip_prefill": (r"skip_prefill", 3),

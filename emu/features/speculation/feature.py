@@ -237,6 +237,24 @@ class Speculative(Feature):
             "text": ("mixed", "math", "code", "story")[int(rng.integers(4))],
         }
 
+    def draw_engine(self, rng: np.random.Generator, tables: Tables) -> None:
+        """Drafts; those of SGLang are a tree in a part of the worlds."""
+        scheduler = tables["scheduler"]
+        table: Tables = {
+            "method": ("ngram", "eagle", "eagle3")[int(rng.integers(3))],
+            "num_speculative_tokens": (1, 2, 5)[int(rng.integers(3))],
+            "acceptance_rate": (0.0, 0.5, 0.9, 1.0)[int(rng.integers(4))],
+            "draft_step_us": (0.0, 500.0)[int(rng.integers(2))],
+        }
+        is_tree = rng.random() < 0.4 and table["method"] != "ngram"
+        if "enable_mixed_chunk" in scheduler:
+            scheduler["enable_mixed_chunk"] = False
+            if is_tree and table["num_speculative_tokens"] > 1:
+                table |= {"eagle_topk": 4, "num_draft_tokens": 8}
+        else:
+            scheduler["max_batch_size"] = scheduler["max_batch_size"] or 64
+        scheduler["speculative_config"] = table
+
     def draw(
         self, seed: int, rng: np.random.Generator, tables: Tables, lines: list[Tables]
     ) -> None:

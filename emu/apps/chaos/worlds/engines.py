@@ -15,6 +15,7 @@ from emu.config.engine_words import ENGINES
 from emu.config.schema import FcfsTable, LightLlmTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import tag_of
 from emu.features.modes import COSTED
+from emu.features.registry import all_features
 from emu.rng import rng_stream
 
 _PART: Final = 0.4
@@ -51,28 +52,16 @@ def draw_engines(seed: int, tables: Tables) -> None:
 
 
 def _drafts(rng: Rng, tables: Tables) -> None:
-    """Drafts in one world of three; SGLang's are a tree in a part of them."""
-    scheduler, latency = tables["scheduler"], tables["latency"]
+    """What features draw for these schedulers, in one world of three that can have it."""
+    latency = tables["latency"]
     is_outside = latency.get("attention_offload") or any(
         "placement" in group for group in tables["replicas"]
     )
     is_costed = latency.get("backend", COSTED[0]) in COSTED
     if not chance(rng, 0.35) or is_outside or not is_costed:
         return
-    table: Tables = {
-        "method": pick(rng, ("ngram", "eagle", "eagle3")),
-        "num_speculative_tokens": int(pick(rng, (1, 2, 5))),
-        "acceptance_rate": float(pick(rng, (0.0, 0.5, 0.9, 1.0))),
-        "draft_step_us": float(pick(rng, (0.0, 500.0))),
-    }
-    is_tree = chance(rng, 0.4) and table["method"] != "ngram"
-    if "enable_mixed_chunk" in scheduler:
-        scheduler["enable_mixed_chunk"] = False
-        if is_tree and table["num_speculative_tokens"] > 1:
-            table |= {"eagle_topk": 4, "num_draft_tokens": 8}
-    else:
-        scheduler["max_batch_size"] = scheduler["max_batch_size"] or 64
-    scheduler["speculative_config"] = table
+    for feature in all_features():
+        feature.draw_engine(rng, tables)
 
 
 def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:

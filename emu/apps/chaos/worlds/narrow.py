@@ -136,8 +136,6 @@ def turns(rng: Rng, tables: Tables) -> list[Tables]:
         "max_num_seqs": 8,
         "prefix_caching": True,
     }
-    if chance(rng, 0.6):
-        tables["scheduler"]["retain_s"] = float(pick(rng, (0.01, 0.3, 5.0)))
     lines: list[Tables] = []
     for index, line in enumerate(burst(rng, int(rng.integers(6, 15)), (10, 120), (5, 40))):
         first, prompt, output = index * 10_000, line["input_toks"], line["output_toks"]
