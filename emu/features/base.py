@@ -298,6 +298,9 @@ class Feature:
     def draw_engine(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of the schedulers of SGLang and TensorRT-LLM."""
 
+    def draw_cached(self, rng: np.random.Generator, tables: Tables) -> None:
+        """The same in worlds of vLLM whose sessions come back to a small prefix cache."""
+
     def draw_keys(self, rng: np.random.Generator, tables: Tables, drawn: Tables) -> None:
         """What becomes of its `values` that were drawn for a world's scheduler."""
         for key in self.values:

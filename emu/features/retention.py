@@ -107,6 +107,11 @@ class Retention(PoolFeature):
         """A pool that keeps blocks back."""
         return KeptBlocks(s_to_ns(keys_of(place.scheduler, Keys).retain_s))
 
+    def draw_cached(self, rng: np.random.Generator, tables: Tables) -> None:
+        """Three in five."""
+        if rng.random() < 0.6:
+            tables["scheduler"]["retain_s"] = (0.01, 0.3, 5.0)[int(rng.integers(3))]
+
     def draw_late(self, rng: np.random.Generator, tables: Tables) -> None:
         """Two in five of the worlds with a prefix cache."""
         scheduler = tables["scheduler"]

@@ -9,6 +9,7 @@ from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
 from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable, VllmTable
 from emu.config.tables import tag_of
+from emu.features.registry import all_features
 
 
 def burst(rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Tables]:
@@ -136,6 +137,8 @@ def turns(rng: Rng, tables: Tables) -> list[Tables]:
         "max_num_seqs": 8,
         "prefix_caching": True,
     }
+    for feature in all_features():
+        feature.draw_cached(rng, tables)
     lines: list[Tables] = []
     for index, line in enumerate(burst(rng, int(rng.integers(6, 15)), (10, 120), (5, 40))):
         first, prompt, output = index * 10_000, line["input_toks"], line["output_toks"]
