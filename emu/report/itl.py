@@ -461,7 +461,7 @@ class FewGaps:
 
 
 def _mean_and_std(samples: int, sum_ns: int, squares: int) -> tuple[float, float]:
-    """Of gaps with this sum and this sum of squares, in ns; 0 where there are none."""
+    """Compute them from the sums of gaps and of their squares, in ns; 0 where there are none."""
     if not samples:
         return 0.0, 0.0
     # In whole numbers up to the division: a difference of two floats so large would say nothing.

@@ -205,7 +205,7 @@ class Service:
 
     @property
     def max_model_tokens(self) -> int:
-        """Of a call that names no model."""
+        """Return the limit of a call that names no model."""
         return self.longest[self.plan.default_model]
 
     @property
