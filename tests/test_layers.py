@@ -9,6 +9,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.sources import nodes
+
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 
 ORDER = (
@@ -47,7 +49,7 @@ def package_of(path: Path) -> str:
 
 def imports_of(path: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("emu."):
             found.append((node.lineno, node.module.split(".")[1]))
         elif isinstance(node, ast.ImportFrom) and node.module == "emu":
@@ -118,7 +120,7 @@ def module_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         found = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

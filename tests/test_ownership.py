@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.sources import nodes, parsed
+
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 MUTATING = frozenset(
     [
@@ -115,7 +117,7 @@ class Write(NamedTuple):
 
 def class_fields(file: str, name: str) -> set[str]:
     """Fields that a class gives itself."""
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+    for node in nodes(ROOT / file):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return {
                 target.attr
@@ -155,7 +157,7 @@ def writes() -> list[Write]:
         file = str(path.relative_to(ROOT))
         if file.startswith("testing/"):
             continue  # a bench does by hand what owners do
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for function in nodes(path):
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             made = {
@@ -241,7 +243,7 @@ def test_a_split_batch_is_written_by_the_machine_that_owns_it(field: str) -> Non
 def test_private_names_stay_in_their_file() -> None:
     found: list[str] = []
     for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         own = {
             node.attr
             for node in ast.walk(tree)
@@ -268,7 +270,7 @@ def test_private_names_stay_in_their_file() -> None:
 def test_private_names_are_not_imported() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("emu"):
                 found += [
                     f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"
@@ -322,7 +324,7 @@ def test_a_scheduler_is_changed_by_its_own_replica_alone(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {whose}"
         for path in sorted((ROOT / package).rglob("*.py"))
-        for line, whose in scheduler_changes(ast.parse(path.read_text(encoding="utf-8")))
+        for line, whose in scheduler_changes(parsed(path))
     ]
     own = [
         one

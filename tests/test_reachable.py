@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).parents[1]
 ENTRIES = ("emu", "emu.__main__", "emu.entry", "emu.cli", "emu.api", "emu.testing")
 
@@ -49,7 +51,7 @@ def unreached(names: dict[str, Path], entries: set[str]) -> list[str]:
         name = waiting.pop()
         if name not in seen:
             seen.add(name)
-            waiting += named(ast.parse(names[name].read_text(encoding="utf-8")), names)
+            waiting += named(parsed(names[name]), names)
     return sorted(names.keys() - seen)
 
 

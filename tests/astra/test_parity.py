@@ -28,7 +28,7 @@ def test_example(name):
     check(name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in (*QUICK, *LONG)])
 def test_example_slow(name):
     check(name)

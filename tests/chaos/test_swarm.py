@@ -24,7 +24,13 @@ WORLDS = sorted(CORPUS.glob("*.toml"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, 300, 25))
+@pytest.mark.parametrize(
+    "start",
+    [
+        *range(0, 150, 25),
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in range(150, 300, 25)),
+    ],
+)
 def test_no_seed_violates_anything(start: int) -> None:
     for seed in range(start, start + 25):
         verdict = run_world(draw_world(seed), seed)

@@ -19,6 +19,7 @@ from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.replica.view import ReplicaHandle, View
 from emu.runs.runner import prepare
 from tests.policy.test_leaps_do_not_show import WORLDS, world
+from tests.sources import nodes, parsed
 
 ROOT = Path(emu.__file__).parent
 OWNERS = (
@@ -148,7 +149,7 @@ def test_only_a_replica_settles_its_books() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted(ROOT.rglob("*.py"))
         if path.relative_to(ROOT).parts[0] not in ("replica", "scheduling", "network")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr == "settle"
     ]
     assert found == []
@@ -170,7 +171,7 @@ def test_no_reader_reaches_into_the_machine_by_way_of_the_clusters_list() -> Non
         for path in outside()
         if str(path.relative_to(ROOT)) not in (*OWNERS, *PLANS)
         and path.relative_to(ROOT).parts[0] != "runs"  # `replica` is one of the plan there
-        for line, what in machinery_of(ast.parse(path.read_text(encoding="utf-8")))
+        for line, what in machinery_of(parsed(path))
         if what != "r.scheduler" or path.parent.name != "serve"  # `r` is of the plan there
     ]
     assert found == []

@@ -24,6 +24,7 @@ from emu.config.schema import (
 )
 from emu.config.tables import Only, Table
 from emu.errors import InputError
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[2] / "emu"
 ELSEWHERE = {
@@ -50,9 +51,7 @@ KEYS = ("policy", "planner")
 @functools.cache
 def trees() -> dict[Path, ast.Module]:
     return {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(ROOT.rglob("*.py"))
-        if "examples" not in path.parts
+        path: parsed(path) for path in sorted(ROOT.rglob("*.py")) if "examples" not in path.parts
     }
 
 

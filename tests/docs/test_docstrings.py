@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from emu.cli.docs import DOCS
+from tests.sources import parsed
 
 ROOT = DOCS.parent
 _UNITS = """
@@ -66,20 +67,21 @@ def _says_its_unit(name: str) -> bool:
 
 @cache
 def _trees() -> dict[Path, ast.Module]:
-    return {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "emu").rglob("*.py"))
-    }
+    return {path: parsed(path) for path in sorted((ROOT / "emu").rglob("*.py"))}
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 @cache
-def _functions() -> dict[str, str]:
-    """Docstrings of all functions of a name: an override does not repeat those of its base."""
-    found: dict[str, str] = {}
+def _functions() -> dict[str, set[str]]:
+    """Words that docstrings of all functions of a name have: an override does not repeat its base's."""
+    found: dict[str, set[str]] = {}
     for tree in _trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[node.name] = f"{found.get(node.name, '')} {ast.get_docstring(node) or ''}"
+                found.setdefault(node.name, set()).update(_words(ast.get_docstring(node) or ""))
     return found
 
 
@@ -105,7 +107,7 @@ def _unexplained(tree: ast.Module) -> Iterator[str]:
             name = ast.unparse(node.target)
             if name.startswith("_") or doc or _IN_CLASS.search(text):
                 continue
-            is_told = _says_its_unit(name) or re.search(rf"\b{name}\b", text)
+            is_told = _says_its_unit(name) or name in _words(text)
             told = ast.unparse(node.annotation)
             is_told = is_told or any(f"{word}(" in told for word in ("doc", "Option", "Argument"))
             if not is_told:
@@ -117,12 +119,12 @@ def _unexplained(tree: ast.Module) -> Iterator[str]:
                 continue
             is_init = function.name == "__init__"
             own = ast.get_docstring(function) or ""
-            told = f"{explained} {own if is_init else _functions()[function.name]}"
+            told = _words(explained) | (_words(own) if is_init else _functions()[function.name])
             arguments = function.args
             for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
                 if not _is_number(one.annotation) or _says_its_unit(one.arg):
                     continue
-                if not re.search(rf"\b{one.arg}\b", told):
+                if one.arg not in told:
                     yield f"{one.lineno}: {function.name}({one.arg})"
 
 

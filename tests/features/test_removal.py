@@ -44,7 +44,10 @@ def test_nothing_else_needs_a_feature(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lora", "images", "speculation"])
+@pytest.mark.parametrize(
+    "name",
+    ["lora", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("images", "speculation"))],
+)
 def test_without_a_feature_the_registry_is_whole(name: str, tmp_path: Path) -> None:
     """The quick form: what the registry, its matrix and the layers say in a copy without it."""
     copy = tmp_path / "tree"

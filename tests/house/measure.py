@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.sources import nodes, parsed
+
 ROOT = Path(__file__).resolve().parents[2] / "emu"
 FUNCTION_LINES_MAX = 60
 COMPLEXITY_MAX = 15
@@ -40,11 +42,6 @@ def files(below: Iterable[str] = ("",)) -> list[Path]:
     ]
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def place(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT).as_posix()}:{line}"
 
@@ -59,7 +56,7 @@ def banners(path: Path) -> Iterator[str]:
 def other_names(path: Path) -> Iterator[str]:
     """The module's docstring begins with the name of another file, or of one that is not there."""
     own = path.relative_to(ROOT.parent).as_posix()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
         for name in re.findall(
@@ -73,7 +70,7 @@ def other_names(path: Path) -> Iterator[str]:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -88,7 +85,7 @@ def long_functions(path: Path) -> Iterator[str]:
 def top_level(path: Path) -> dict[str, ast.stmt]:
     """Names that the module itself defines at its top, each with its statement."""
     found: dict[str, ast.stmt] = {}
-    for node in tree(path).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.Assign):
@@ -145,7 +142,7 @@ def split_modules(path: Path) -> Iterator[str]:
 def foreign_privates(path: Path) -> Iterator[str]:
     """Private names taken from another package of emu (the folder below `emu` or `emu/apps`)."""
     own = package(path.relative_to(ROOT).as_posix())
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("emu."):
             home = package("/".join((node.module or "").split(".")[1:]))
             for alias in node.names:
@@ -153,7 +150,7 @@ def foreign_privates(path: Path) -> Iterator[str]:
                     yield f"{place(path, node.lineno)} {node.module}.{alias.name}"
 
     known = private_names(own)
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
             on_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not on_self and node.attr not in known:
@@ -167,7 +164,7 @@ def private_names(own: str) -> frozenset[str]:
     for path in files():
         if package(path.relative_to(ROOT).as_posix()) != own:
             continue
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

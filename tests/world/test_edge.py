@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).resolve().parents[2] / "emu"
 ABOVE = ("apps", "lab")
 MADE_TO_INHERIT = {
@@ -31,7 +33,7 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
     for floor in ABOVE:
         for path in sorted((ROOT / floor).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+            yield name, parsed(path)
 
 
 def test_no_class_above_the_core_inherits_from_one_of_it() -> None:
