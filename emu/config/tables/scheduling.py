@@ -87,6 +87,14 @@ class EngineTable(ExpertKeys, kw_only=True, frozen=True):
         str,
         doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
     ] = ""
+    stream_interval: Annotated[
+        int,
+        doc(
+            "Tokens of a request between two of its output events, after the first token, which is sent at once (--stream-interval, stream_interval of the servers).",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1
 
     @property
     def label(self) -> str:
