@@ -397,6 +397,16 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
     cuda_graph_max_batch_size: Annotated[
         Count0, doc("The largest captured batch of decodes; 0 = the engine's default, 128.")
     ] = 0
+    batch_wait_timeout_iters: Annotated[
+        Count0,
+        doc(
+            "While requests generate, prompts wait so many steps for more prompts; 0 = they do not."
+        ),
+    ] = 0
+    batch_wait_max_tokens_ratio: Annotated[
+        Fraction,
+        doc("Prompts that wait run when the step has this part of max_num_tokens; 0 = none waits."),
+    ] = 0.0
     length_ends_known: Annotated[
         Literal["auto", "on", "off"],
         doc("What ends by its length is in no step too many; auto = from 1.3 on."),
@@ -417,6 +427,10 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
         if self.tokens_max < max(self.max_batch_size, self.tokens_per_block):
             least = "max_batch_size and tokens_per_block"
             return "max_num_tokens", f"{self.tokens_max} is less than {least}"
+        if bool(self.batch_wait_timeout_iters) != bool(self.batch_wait_max_tokens_ratio):
+            keys = ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio")
+            given, lacking = keys if self.batch_wait_timeout_iters else reversed(keys)
+            return given, f"nothing waits without {lacking}"
         return "", ""
 
     @property
