@@ -83,7 +83,13 @@ def bind(
         if latency.prompt_token_us >= 0:
             problem = "needs an engine, whose front end encodes prompts"
             raise InputError(source, None, f"{key}latency.prompt_token_us", problem)
+        if table.stream_interval > 1:
+            problem = "needs an engine, whose front end sends tokens"
+            raise InputError(source, None, f"{key}engine.stream_interval", problem)
         return None
+    if table.stream_interval > 1 and not latency.front_end:
+        problem = "latency.front_end = false: no token is sent to a client"
+        raise InputError(source, None, f"{key}engine.stream_interval", problem)
     found = _engine_of(table, source, f"{key}engine")
     model = constants = (
         model_from_file(Path(table.learned), found.label) if table.learned else found.model
@@ -95,6 +101,8 @@ def bind(
     if latency.prompt_token_us >= 0:
         token_ns = round(latency.prompt_token_us * NS_PER_US)
         model = msgspec.structs.replace(model, prompt_token_ns=token_ns)
+    if table.stream_interval > 1:
+        model = msgspec.structs.replace(model, stream_interval=table.stream_interval)
     return BoundEngine(engine=found, constants=constants, model=model, learned=table.learned)
 
 

@@ -16,7 +16,7 @@ host's launches; so are all steps of an engine that runs eagerly, whose launches
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -99,6 +99,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
+    stream_interval: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Tokens of a request between two of its events, after the first (`engine.stream_interval`)."""
     # Variation of steps, with `latency.jitter` (engine_steps.py).
     jitter_step: float = 0.03
     """Standard deviation of a step's logarithm."""

@@ -10,6 +10,11 @@ handled one after another; the next step's wait until they are done. If steps co
 their events can be handled, the queue grows and tokens come later and later, while the engine
 goes on: the front end saturates. A token stands in the middle of its step's events.
 
+A server may send the tokens of a request in groups of `stream_interval`. The first token is an
+event of its own at once, and the last one sends its group: neither comes later. The requests of a
+step are in different places of their groups, so that a step has that part of its events. What is
+told of the tokens between is when the engine had them, not when their group left.
+
 A leap of many steps is taken at once, and gives what stepping gives: when the CPU is free after
 step j of a run is max over k <= j of (end of step k + events of steps k to j).
 """
@@ -64,18 +69,22 @@ class OutputStream:
     """Output events of one replica on their way to clients."""
 
     def __init__(self, model: EngineModel) -> None:
-        self._event_ns = model.output_event_ns
+        self._first_event_ns = model.output_event_ns
+        self._event_ns = model.output_event_ns // model.stream_interval
         self._output_ns = model.output_ns
         self._free_ns = 0
         self.delay_ns = 0
         """Of the tokens of the last single step."""
 
-    def step(self, end_ns: int, events: int) -> int:
-        """A step ended with so many events; how much later a client has its token."""
+    def step(self, end_ns: int, events: int, firsts: int = 0) -> int:
+        """A step ended with so many tokens; how much later a client has its own.
+
+        `firsts`: of them, first tokens of their requests, each of which is an event of its own.
+        """
         start_ns = self._free_ns
         if end_ns > start_ns:
             start_ns = end_ns
-        work_ns = events * self._event_ns
+        work_ns = events * self._event_ns + firsts * (self._first_event_ns - self._event_ns)
         self._free_ns = start_ns + work_ns
         delay_ns = self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
         return delay_ns

@@ -307,12 +307,13 @@ class Books:
         assert stream is not None
         opening = progress.opening
         if ends is None or (len(ends) == 1 and opening is None):
-            delay_ns = stream.step(now_ns, progress.decode_tokens)
+            delay_ns = stream.step(now_ns, progress.decode_tokens, len(progress.first_tokens))
         elif opening is None:
             delay_ns = stream.run(start_ns, ends, 0, batch.shape.decode_count, is_monotone)
         else:
-            delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
-            for request in opening.first_tokens:
+            first = opening.first_tokens
+            delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens, len(first))
+            for request in first:
                 request.first_out_ns = request.last_out_ns = delay_ns
             if len(ends) > 1 and batch.run_on is not None:
                 events = batch.run_on.shape.decode_count

@@ -11,6 +11,8 @@ from math import log, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import Config
@@ -106,6 +108,7 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
         return None
     if isinstance(backend, CorrectedBackend):
         backend = backend.inner
+    engine = msgspec.structs.replace(engine, stream_interval=bound.model.stream_interval)
     here = plain_values_of(engine)
     front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
     base = _times(backend, engine, here, shape, front_ns)
@@ -180,5 +183,5 @@ def _times(
     shape.prefill_new, shape.prefill_context, shape.sequences = [prompt], [0], count + 1
     own_ns = corrected.iteration_ns(shape)
     if front_ns:
-        front_ns += drawn.intake_ns + count * drawn.output_event_ns // 2
+        front_ns += drawn.intake_ns + count * drawn.output_event_ns // (2 * drawn.stream_interval)
     return _STEPS_BEFORE * step_ns + own_ns + front_ns, step_ns

@@ -151,6 +151,27 @@ def test_a_models_replicas_have_its_engine() -> None:
     assert make_plan(config_from_dict(tables)).replicas[0].engine_label == "vllm-0.11"
 
 
+def test_a_server_sends_tokens_in_groups() -> None:
+    one = replica('[engine]\nname = "tensorrt-llm"\nstream_interval = 20')
+    assert one.engine is not None
+    assert one.engine.stream_interval == 20
+    assert one.bound is not None
+    assert one.bound.constants.stream_interval == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[engine]\nname = "none"\nstream_interval = 20',
+        "[engine]\nstream_interval = 20\n[latency]\nfront_end = false",
+        "[engine]\nstream_interval = 20\n[latency]\nhost_overhead = false",
+    ],
+)
+def test_groups_of_tokens_without_a_front_end_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="stream_interval"):
+        replica(text)
+
+
 def test_simulators_schedulers_go_with_any_engine() -> None:
     for policy in ("vllm_v0", "sarathi", "orca", "lightllm", "faster_transformer", "fcfs"):
         one = replica(f'[scheduler]\npolicy = "{policy}"\n')

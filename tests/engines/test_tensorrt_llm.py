@@ -171,7 +171,7 @@ def test_what_is_not_captured_is_launched_kernel_by_kernel(
         ("order = 'fair'", 'order: means nothing with policy = "tensorrt-llm"'),
         ("mem_fraction_static = 0.8", 'it is a key of policy = "sglang"'),
         ("policy = 'vllm'", '"vllm" is the scheduler of engine vllm; tensorrt-llm has "tens'),
-        ("batch_wait_timeout_iters = 3", "unknown key"),
+        ("attention_dp_config = 3", "unknown key"),
         ("context_chunking_policy = 'EQUAL_PROGRESS'", "with enable_chunked_prefill = false"),
     ],
 )
@@ -188,6 +188,13 @@ def test_keys_of_others_are_refused(keys: str, problem: str) -> None:
     [
         ({"replicas": [{"pipeline_parallel": 2}]}, "knows one stage"),
         ({"network": {"tiers": ["cpu"]}}, 'not with policy "tensorrt-llm"'),
+        (
+            {
+                "scheduler": {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5},
+                "replicas": [{"count": 2, "data_parallel_group": "a"}],
+            },
+            "batch_wait_timeout_iters: means nothing in a data_parallel_group",
+        ),
         ({"scheduler": {"tokens_per_block": 24}}, "tokens_per_block: expected a power of two"),
         ({"scheduler": {"max_num_tokens": 16}}, "max_num_tokens: 16 is less than"),
         (

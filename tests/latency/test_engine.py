@@ -198,6 +198,21 @@ def test_events_of_a_leap_are_those_of_its_steps(grows: bool) -> None:
             start_ns += int(ends[-1])
 
 
+def test_tokens_that_leave_in_groups_saturate_the_stream_later() -> None:
+    grouped = msgspec.structs.replace(ENGINE, stream_interval=20)
+    events = 2 * 10_000_000 // ENGINE.output_event_ns
+    stream = OutputStream(grouped)
+    delays = {stream.step(step * 10_000_000, events) for step in range(50)}
+    assert delays == {events * (ENGINE.output_event_ns // 20) // 2 + ENGINE.output_ns}
+
+
+def test_a_first_token_is_an_event_of_its_own() -> None:
+    grouped = msgspec.structs.replace(ENGINE, stream_interval=20)
+    assert OutputStream(grouped).step(0, 8, 8) == OutputStream(ENGINE).step(0, 8)
+    assert OutputStream(grouped).step(0, 8) < OutputStream(grouped).step(0, 8, 1)
+    assert OutputStream(ENGINE).step(0, 8, 3) == OutputStream(ENGINE).step(0, 8)
+
+
 def test_the_stream_saturates():
     stream = OutputStream(ENGINE)
     events = 2 * 10_000_000 // ENGINE.output_event_ns

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from emu.config.schema import TensorrtLlmTable
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.tensorrt_llm.scheduler import TensorrtLlmScheduler
@@ -44,6 +46,13 @@ def random_program(seed: int) -> TensorrtLlmProgram:
         copy_on_partial_reuse=rng.random() < 0.8,
         length_ends_known=rng.choice(("on", "off")),
     )
+    waits = random.Random(f"waits {seed}")  # of its own, so that other programs stay
+    if waits.random() < 0.3:
+        table = replace(
+            table,
+            batch_wait_timeout_iters=waits.choice((1, 3, 10)),
+            batch_wait_max_tokens_ratio=waits.choice((0.1, 0.5, 1.0)),
+        )
     span = rng.choice((1, 20_000, 200_000))
     is_tight = rng.random() < 0.4
     """Short prompts and long outputs: with MAX_UTILIZATION, requests are paused."""

@@ -231,6 +231,30 @@ def shared(rid: int, tokens: int = 64, own: int = 40) -> Request:
     return request(rid, tokens + own, 4, ids=ids)
 
 
+def test_contexts_wait_for_more_of_them_while_requests_generate() -> None:
+    keys = {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5}
+    of = scheduler(1000, max_num_tokens=1000, **keys)
+    of.enqueue(request(0, 100, 30), 0)
+    assert step(of, 0) == {0: 100}  # nothing generates: nothing waits
+    of.enqueue(request(1, 100, 30), 1)
+    assert [step(of, 10 + 10 * at) for at in range(4)] == [{0: 1}] * 3 + [{0: 1, 1: 100}]
+    of.enqueue(request(2, 100, 30), 50)
+    assert step(of, 50) == {0: 1, 1: 1}
+    of.enqueue(request(3, 398, 30), 60)
+    assert step(of, 60) == {0: 1, 1: 1, 2: 100, 3: 398}  # 500 of 1,000 tokens
+
+
+@pytest.mark.parametrize(
+    ("keys", "field"),
+    [
+        ({"batch_wait_timeout_iters": 3}, "batch_wait_timeout_iters"),
+        ({"batch_wait_max_tokens_ratio": 0.5}, "batch_wait_max_tokens_ratio"),
+    ],
+)
+def test_one_key_of_waiting_alone_is_refused(keys: dict[str, float], field: str) -> None:
+    assert TensorrtLlmTable(**keys).misfit[0] == field
+
+
 def test_a_context_waits_for_a_block_that_another_computes() -> None:
     of = scheduler(1000)
     assert steps(of, [shared(rid) for rid in range(3)])[:2] == [{0: 104}, {0: 1, 1: 40, 2: 40}]
@@ -366,6 +390,7 @@ def test_steps_are_those_of_the_sources(seed: int) -> None:
     table = replace(
         program.table,
         enable_block_reuse=False,
+        batch_wait_timeout_iters=0,
         max_num_tokens=max(budget, program.table.max_batch_size),
     )
     lengths = [(rng.randint(1, 60), rng.randint(1, 60)) for _ in range(rng.randint(1, 20))]

@@ -87,6 +87,14 @@ class EngineTable(ExpertKeys, kw_only=True, frozen=True):
         str,
         doc("A FILE.toml of emu learn, or of your own, that changes its constants; empty = none."),
     ] = ""
+    stream_interval: Annotated[
+        int,
+        doc(
+            "Tokens of a request between two of its output events, after the first token, which is sent at once (--stream-interval, stream_interval of the servers).",
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1
 
     @property
     def label(self) -> str:
@@ -141,6 +149,12 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
     def hit_tokens(self) -> int:
         """Cached prefixes are found in multiples of so many tokens."""
         return self.block_size
+
+    @property
+    def alone_key(self) -> str:
+        """A key that is given and that an engine does not ask in a data_parallel_group; empty =
+        none."""
+        return ""
 
     @property
     def misfit(self) -> tuple[str, str]:
@@ -389,6 +403,16 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
     cuda_graph_max_batch_size: Annotated[
         Count0, doc("The largest captured batch of decodes; 0 = the engine's default, 128.")
     ] = 0
+    batch_wait_timeout_iters: Annotated[
+        Count0,
+        doc(
+            "While requests generate, prompts wait so many steps for more prompts; 0 = they do not."
+        ),
+    ] = 0
+    batch_wait_max_tokens_ratio: Annotated[
+        Fraction,
+        doc("Prompts that wait run when the step has this part of max_num_tokens; 0 = none waits."),
+    ] = 0.0
     length_ends_known: Annotated[
         Literal["auto", "on", "off"],
         doc("What ends by its length is in no step too many; auto = from 1.3 on."),
@@ -403,12 +427,21 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
         return 1 if self.enable_partial_reuse else self.block_size
 
     @property
+    def alone_key(self) -> str:
+        """Attention data parallelism has no batch waiting."""
+        return "batch_wait_timeout_iters" if self.batch_wait_timeout_iters else ""
+
+    @property
     def misfit(self) -> tuple[str, str]:
         if self.tokens_per_block & (self.tokens_per_block - 1):
             return "tokens_per_block", f"expected a power of two, got {self.tokens_per_block}"
         if self.tokens_max < max(self.max_batch_size, self.tokens_per_block):
             least = "max_batch_size and tokens_per_block"
             return "max_num_tokens", f"{self.tokens_max} is less than {least}"
+        if bool(self.batch_wait_timeout_iters) != bool(self.batch_wait_max_tokens_ratio):
+            keys = ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio")
+            given, lacking = keys if self.batch_wait_timeout_iters else reversed(keys)
+            return given, f"nothing waits without {lacking}"
         return "", ""
 
     @property

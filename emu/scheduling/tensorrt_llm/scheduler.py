@@ -11,6 +11,9 @@ MAX_UTILIZATION the running request that came last is paused when blocks lack: i
 cached, and it comes back in order of its arrival as a context of prompt and outputs. In a step that
 pauses a request none that came later is asked.
 
+**Waiting** (`batch_wait_*`). While requests generate, contexts that could be taken are held back
+until a step has a part of its most tokens, or for so many steps.
+
 **One step late** (`ahead`: overlap scheduler, TensorRT-LLM's default). The engine schedules step
 n+1 when step n has been launched. Seen from the end of step n, where this emulator forms the next
 one: requests that came after its start are not seen; contexts of step n can be found in the cache
@@ -146,6 +149,8 @@ class TensorrtLlmScheduler(LookingScheduler):
 
     def _begin(self) -> None:
         """Nothing runs."""
+        self._held_back_steps = 0
+        """Steps for which contexts have waited for more."""
         self._owed = 0
         """Blocks that requests with blocks lack for all that they may still compute."""
         self._contexts: list[tuple[RunningRequest, int]] = []
@@ -209,9 +214,7 @@ class TensorrtLlmScheduler(LookingScheduler):
         generations = len(running.requests) - len(started) + len(late)
         budget = self._budget - generations - self._draft_tokens(late)
         fitting = self._fitting(started, budget - sum(lengths), cut) if self._queue.count else []
-        tokens = [*lengths, *(request.reached_tokens for request in fitting)]
-        if tokens:
-            tokens = shares(tokens, budget, self._chunking, self.block_size)
+        tokens = self._shares(started, fitting, budget, is_generating=generations > 0)
         if not (generations or any(tokens)):
             return None
         self._generate(forming, late)
@@ -223,6 +226,41 @@ class TensorrtLlmScheduler(LookingScheduler):
                 self._start(forming, request, new)
         self.pool.keep_room()
         return self._launch(forming, len(late))
+
+    def _shares(
+        self,
+        started: Sequence[RunningRequest],
+        fitting: Sequence[Request],
+        budget: int,
+        *,
+        is_generating: bool,
+    ) -> list[int]:
+        """Tokens that each context computes in the step, of those that generations leave."""
+        tokens = [*map(self._left, started), *(request.reached_tokens for request in fitting)]
+        if tokens:
+            tokens = shares(tokens, budget, self._chunking, self.block_size)
+        if is_generating and self.settings.batch_wait_timeout_iters and any(tokens):
+            requests = [*(one.request for one in started), *fitting]
+            prompts = zip(requests, tokens, strict=True)
+            whole = sum(request.reached_tokens for request, new in prompts if new)
+            if self._holds_back(self._budget - budget + whole):
+                return [0] * len(tokens)
+        return tokens
+
+    def _holds_back(self, step_tokens: int) -> bool:
+        """Whether the contexts of a step of so many tokens wait for more of them.
+
+        Prompts that are computed in pieces count whole.
+        """
+        settings = self.settings
+        if (
+            self._held_back_steps >= settings.batch_wait_timeout_iters
+            or step_tokens >= settings.batch_wait_max_tokens_ratio * self._budget
+        ):
+            self._held_back_steps = 0
+            return False
+        self._held_back_steps += 1
+        return True
 
     def _late(self) -> list[Request]:
         """What has ended with the last step, where the engine does not know it yet."""

@@ -48,6 +48,8 @@ def draw_engines(seed: int, tables: Tables) -> None:
     rng = rng_stream(seed, "chaos tensorrt-llm")
     if chance(rng, _PART):
         _tensorrt_llm(rng, tables, had)
+        if not has_groups:
+            _waits(rng_stream(seed, "chaos batch wait"), tables)
         _drafts(drafts, tables)
 
 
@@ -87,6 +89,13 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
     }
     del keys["radix_eviction_policy" if keys["disable_radix_cache"] else "ignore_eos"]
     tables["scheduler"] = {key: had[key] for key in _SHARED if key in had} | keys
+
+
+def _waits(rng: Rng, tables: Tables) -> None:
+    """Prompts that wait for more prompts, in one world of four."""
+    if chance(rng, 0.25):
+        tables["scheduler"]["batch_wait_timeout_iters"] = int(pick(rng, (1, 5, 20)))
+        tables["scheduler"]["batch_wait_max_tokens_ratio"] = float(pick(rng, (0.1, 0.5, 0.9)))
 
 
 def _tensorrt_llm(rng: Rng, tables: Tables, had: Tables) -> None:

@@ -30,8 +30,17 @@ def draw_later(seed: int, tables: Tables) -> None:
         has_engine = tables.get("engine", {}).get("name") != NO_ENGINE
         if encodes and has_engine and {"front_end", "host_overhead"}.isdisjoint(latency):
             latency["prompt_token_us"] = float(pick(rng, (0.0, 8.0, 100.0)))
+        _draw_stream(seed, tables, has_engine=has_engine)
         if widens and tables["model"].get("name") == _MXFP4:
             latency["mxfp4_experts"] = "marlin"
     is_dense = tables["model"].get("name") == MODELS[0].name
     if plans and is_dense and tables["scheduler"]["policy"] in _VIDUR:
         tables["scheduler"]["memory_margin_fraction"] = float(pick(rng, (0.1, 0.3)))
+
+
+def _draw_stream(seed: int, tables: Tables, *, has_engine: bool) -> None:
+    """Tokens between two output events of a request, where a front end sends them."""
+    rng = rng_stream(seed, "chaos stream interval")
+    sends = has_engine and {"front_end", "host_overhead"}.isdisjoint(tables["latency"])
+    if sends and chance(rng, 0.2):
+        tables.setdefault("engine", {})["stream_interval"] = pick(rng, (2, 10, 50))

@@ -48,6 +48,9 @@ _GRAPH_BATCH_MAX: Final = 2048
 """TensorRT-LLM's limits of a step where nothing is said, and what recipes add to a prompt."""
 _DRAFTING_REQUESTS: Final = 48
 """Requests that SGLang runs beside drafts where nothing is said."""
+_LLAMA_STEP_TOKENS: Final = 16_384
+_LLAMA_WAITS: Final = ("batch_wait_timeout_iters = 20", "batch_wait_max_tokens_ratio = 0.9")
+"""Of the published script by which InferenceX launches TensorRT-LLM for Llama-3.3-70B."""
 _VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
 
 
@@ -214,6 +217,8 @@ def _engine(point: Point) -> Iterable[str]:
     yield f'name = "{point.engine}"'
     if point.version:
         yield f'version = "{nearest_version(point.engine, point.version)}"'
+    if point.engine == "tensorrt-llm" and point.is_random_text and point.load == "clients":
+        yield f"stream_interval = {10 if _is_llama_recipe(point) else 20}"  # as its scripts
 
 
 def _latency(point: Point) -> Iterable[str]:
@@ -266,12 +271,25 @@ def _conditions(point: Point, drafts: int) -> Sequence[str]:
         # As the benchmarks' recipes: graphs for all that may run, and a step has room for a whole
         # prompt beside the decodes of all others.
         step = point.prompt_tokens + point.clients * (1 + drafts) + _STEP_SPARE
+        least = _LLAMA_STEP_TOKENS if _is_llama_recipe(point) else _STEP_TOKENS
         return (
             "[scheduler]",
             "enable_block_reuse = false",
             "cuda_graph_padding = true",
             f"cuda_graph_max_batch_size = {min(point.clients, _GRAPH_BATCH_MAX)}",
-            f"max_num_tokens = {max(_STEP_TOKENS, step)}",
+            f"max_num_tokens = {max(least, step)}",
+            *(_LLAMA_WAITS if _waits(point) else ()),
         )
     limits = _VLLM_LIMITS if point.engine == "vllm" else ()
     return ("[scheduler]", "prefix_caching = false", *limits)
+
+
+def _is_llama_recipe(point: Point) -> bool:
+    """Whether TensorRT-LLM was started by InferenceX's script for Llama-3.3-70B."""
+    return point.engine == "tensorrt-llm" and point.is_random_text and "Llama-3" in point.model
+
+
+def _waits(point: Point) -> bool:
+    """Whether that script has prompts wait for others: 1,024 in and out, below 8 GPUs."""
+    lengths = (point.prompt_tokens, point.output_tokens)
+    return _is_llama_recipe(point) and lengths == (1024, 1024) and point.gpus < 8
