@@ -234,6 +234,34 @@ def test_the_command_says_what_it_left_out(
     assert "1 points, 1 rows left out" in capsys.readouterr().out
 
 
+def test_a_table_is_named_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table(tmp_path, {}, {"id": "b", "dp": "8"})
+    (file,) = tables_below(tmp_path)
+    assert main(["fidelity", str(tmp_path), "--json", "-j", "1"]) == 0
+    of_folder = capsys.readouterr().out
+    assert main(["fidelity", str(file), "--json", "-j", "1"]) == 0
+    assert capsys.readouterr().out == of_folder
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a,b\n1,2\n", ":1: engine: no such column: this is no point table"),
+        (f"{'a' * 200_000},b\n1,2\n", ":1: field larger than field limit"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.csv"
+    file.write_text(text, encoding="utf-8")
+    assert main(["fidelity", str(file)]) == 2
+    assert problem in capsys.readouterr().err
+    assert tables_below(tmp_path) == []
+    with pytest.raises(InputError, match="no measured run found"):
+        fidelity_command(FidelityOptions(directory=tmp_path))
+
+
 def test_each_engine_is_left_out_of_its_own_intervals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

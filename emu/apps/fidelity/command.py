@@ -36,7 +36,7 @@ def fidelity_command(options: FidelityOptions) -> int:
     needs_fit = bool(options.leave_out) or options.fit is not None
     points = None
     has_points = options.leave_out != "run" and options.fit is None and not learns
-    if has_points and directory.is_dir() and tables_below(directory):
+    if has_points and tables_below(directory):
         points = point_board(
             directory,
             sample=options.sample,
@@ -46,7 +46,7 @@ def fidelity_command(options: FidelityOptions) -> int:
             processes=options.processes,
             leave_out=options.leave_out,
         )
-        if options.leave_out == "engine" or not has_runs(directory):
+        if options.leave_out == "engine" or directory.is_file() or not has_runs(directory):
             return tell(_told_points(points), options)
     if options.leave_out == "engine":
         problem = "engine is for point tables; runs are of one engine"

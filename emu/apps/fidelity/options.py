@@ -15,7 +15,9 @@ class FidelityOptions(Settings, Jobs, Shown):
 
     command = "fidelity"
 
-    directory: Annotated[Path, Argument("Where measured runs are (docs/fidelity.md).")]
+    directory: Annotated[
+        Path, Argument("Where measured runs are, or a table of points (docs/fidelity.md).")
+    ]
     only: Annotated[Sequence[str], Option("Only runs with one of these words in their names.")] = ()
     leave_out: Annotated[
         Literal["", "model", "gpu", "run", "engine"],

@@ -128,11 +128,19 @@ class _Left(Exception):
 
 
 def tables_below(directory: Path) -> list[Path]:
-    """CSV files in a directory and below it that have the columns of a point table."""
+    """CSV files in a directory and below it that have the columns of a point table.
+
+    A file is taken at its word: reading it refuses one that is no such table.
+    """
+    if directory.is_file():
+        return [directory]
     found = []
     for path in sorted(directory.rglob("*.csv")):
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            header = next(csv.reader(file), [])
+            try:
+                header = next(csv.reader(file), [])
+            except csv.Error:
+                continue  # a field longer than any name of a column
         if set(_NEEDED) <= set(header):
             found.append(path)
     return found
@@ -147,15 +155,18 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
     unread: list[Unread] = []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.DictReader(file, restval="")
-        missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
-        if missing:
-            raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
-        for number, row in enumerate(rows, 2):
-            name = row.get("id") or f"{path.stem}:{number}"
-            try:
-                points.append(_point(name, row))
-            except _Left as reason:
-                unread.append(Unread(name, str(reason)))
+        try:
+            missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
+            if missing:
+                raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
+            for number, row in enumerate(rows, 2):
+                name = row.get("id") or f"{path.stem}:{number}"
+                try:
+                    points.append(_point(name, row))
+                except _Left as reason:
+                    unread.append(Unread(name, str(reason)))
+        except csv.Error as error:
+            raise InputError(str(path), rows.line_num + 1, "", str(error)) from None
     return points, unread
 
 
