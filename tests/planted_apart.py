@@ -2,7 +2,7 @@
 
 Adapters, images and masks in a step, weights that go in stripes and chains, GPUs that models share,
 ranks that are lost, several groups of KV, links by the shape of a machine, windows of faults,
-arrivals, drafts, layers that are handed over, sums of models. The list was committed before the
+arrivals, drafts, layers that are handed over. The list was committed before the
 first run and before a look at what the campaign judges of these parts; misses stay in it.
 `python -m tests.planted --campaign 300 --list apart` plants each.
 """

@@ -11,6 +11,7 @@ from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
+from emu.apps.chaos.truth.drafts import Drafts
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
@@ -21,6 +22,7 @@ from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
 from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
+from emu.apps.chaos.truth.remembered import Remembered
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
@@ -82,5 +84,7 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         if written.lines:
+            Remembered(tape, written.lines).judge()
+            Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)
     return tape
