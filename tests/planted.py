@@ -826,8 +826,10 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
-def run_worlds(bug: Bug, seeds: Sequence[str], patched: Patched) -> tuple[str, str, str]:
-    """(name, what the campaign found, what unit tests found); empty = nothing."""
+def run_worlds(
+    bug: Bug, seeds: Sequence[str], patched: Patched, *, alone: bool = False
+) -> tuple[str, str, str]:
+    """(name, what the campaign found, what unit tests found); empty = nothing. `alone`: no tests."""
     name, file, old, new = bug
     text = (ROOT / "emu" / file).read_text()
     if text.count(old) != 1:
@@ -835,7 +837,7 @@ def run_worlds(bug: Bug, seeds: Sequence[str], patched: Patched) -> tuple[str, s
     place, bad = f"emu/{file}", text.replace(old, new).encode()
     found = patched.found_by(place, bad, "campaign", seeds) if seeds else ""
     tests = f"tests/{file.partition('/')[0]}"
-    if found or not (ROOT / tests).is_dir():
+    if found or alone or not (ROOT / tests).is_dir():
         return name, found, ""
     return name, "", patched.found_by(place, bad, "tests", ["-m", "not slow", tests])
 
@@ -857,7 +859,13 @@ def seeds_of(bug: Bug, seeds: int, record: Record | None) -> list[str]:
 
 
 def campaign(
-    bugs: tuple[Bug, ...], seeds: int, only: str, results: Path | None, record: Record | None
+    bugs: tuple[Bug, ...],
+    seeds: int,
+    only: str,
+    results: Path | None,
+    record: Record | None,
+    *,
+    alone: bool,
 ) -> int:
     """Plant each bug; prints what found it."""
     wanted = [bug for bug in bugs if only in bug[0] or bug[1].startswith(only)]
@@ -868,7 +876,7 @@ def campaign(
         for bug in wanted:
             result = known.get(bug[0])
             if result is None:
-                result = run_worlds(bug, seeds_of(bug, seeds, record), patched)
+                result = run_worlds(bug, seeds_of(bug, seeds, record), patched, alone=alone)
                 if results is not None:
                     with results.open("a") as file:
                         file.write(json.dumps(result) + "\n")
@@ -893,11 +901,13 @@ def main() -> int:
         help="of --campaign: run only seeds that reach a bug (tests.reached)",
     )
     parser.add_argument("--list", choices=sorted(LISTS), default="worlds", help="of --campaign")
+    parser.add_argument("--campaign-only", action="store_true", help="no unit tests after it")
     arguments = parser.parse_args()
     if arguments.campaign:
         bugs, only = LISTS[arguments.list], arguments.only
         record = None if arguments.reached is None else read_record(arguments.reached)
-        return campaign(bugs, arguments.campaign, only, arguments.results, record)
+        results, alone = arguments.results, arguments.campaign_only
+        return campaign(bugs, arguments.campaign, only, results, record, alone=alone)
     wanted = [
         planted
         for planted in PLANTED

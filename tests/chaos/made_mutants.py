@@ -175,7 +175,7 @@ def planted(mutant: Mutant, data: bytes) -> bytes:
 class Judge:
     """Runs what can see a mutant."""
 
-    def __init__(self, patched: Patched, tests: Record, worlds: Record) -> None:
+    def __init__(self, patched: Patched, tests: list[Record], worlds: Record) -> None:
         self._patched = patched
         self._tests = tests
         self._worlds = worlds
@@ -183,10 +183,11 @@ class Judge:
     def result(self, mutant: Mutant) -> Result:
         """What tests find; where they find nothing, what worlds find."""
         text = planted(mutant, (ROOT / mutant.file).read_bytes())
-        tests = self._tests.reaching(mutant.file, mutant.line)
+        place = mutant.file, mutant.line
+        tests = [unit for record in self._tests for unit in record.reaching(*place)]
         own = f"tests/{Path(mutant.file).parts[1]}/"
-        tests.sort(key=lambda unit: not unit.name.startswith(own))
-        worlds = self._worlds.reaching(mutant.file, mutant.line)
+        tests.sort(key=lambda unit: (not unit.name.startswith(own), unit.took_s))
+        worlds = self._worlds.reaching(*place)
         counts = (len(tests), len(worlds))
         found = self._found(mutant, text, "tests", _within(tests, TESTS_S))
         if found:
@@ -227,7 +228,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
-    parser.add_argument("--tests", type=Path, default=ROOT / "build" / "reached-tests.json")
+    parser.add_argument(
+        "--tests", type=Path, nargs="+", default=[ROOT / "build" / "reached-tests.json"]
+    )
     parser.add_argument("--worlds", type=Path, default=ROOT / "build" / "reached-worlds.json")
     parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
     parser.add_argument("--again", action="store_true", help="judge survivors once more")
@@ -246,7 +249,8 @@ def main() -> int:
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     left = [mutant for mutant in mutants if mutant.name not in known]
     with Patched() as patched:
-        judge = Judge(patched, read_record(arguments.tests), read_record(arguments.worlds))
+        tests = [read_record(path) for path in arguments.tests]
+        judge = Judge(patched, tests, read_record(arguments.worlds))
         for mutant in left[: arguments.at_most or len(left)]:
             result = known[mutant.name] = judge.result(mutant)
             with arguments.results.open("ab") as file:
