@@ -95,7 +95,7 @@ class Drafts:
                 rows[row] = new - 1
 
     def _tokens(self, record: Record) -> None:
-        counts = Counter(record["rows"])
+        counts: Counter[int] = Counter(record["rows"])
         rows = self._open.pop(record["replica"], {})
         for row, count in counts.items():
             drafts = rows.get(row, 0)
@@ -151,7 +151,7 @@ class Drafts:
 
 
 def _own_rates(tape: Tape, lines: Sequence[Record]) -> dict[int, float]:
-    """Of requests whose line says how many of their drafts are accepted."""
+    """The rate of each request whose line gives one."""
     workload = keys_of(tape.config.workload)
     start_ns = to_ns(workload["start_s"])
     kept = [line for line in lines if line["arrival_time_ns"] >= start_ns]

@@ -65,7 +65,9 @@ def truth_of(
     Choices(tape).judge()
     Forming(tape).judge()
     Fair(tape).judge()
-    Routing(tape).judge()
+    remembered = Remembered(tape, () if written is None else written.lines)
+    remembered.judge()
+    Routing(tape, remembered.matched).judge()
     Handover(tape).judge()
     Leaving(tape).judge()
     Doors(tape).judge()
@@ -84,7 +86,6 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         if written.lines:
-            Remembered(tape, written.lines).judge()
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)
     return tape

@@ -21,7 +21,9 @@ from emu.apps.chaos.truth.tape import Record, Tape, keys_of, to_ns
 from emu.config.schema import VllmTable
 
 _GIB: Final = 1 << 30
-_MOVED: Final = ("skip_prefill", "max_prompt_tokens", "max_output_tokens", "upscale")
+Place = tuple[str, object]
+"""Where a tier is, so that replicas have it together."""
+_MOVED: Final = ("skip_prefill", "max_prompt_tokens", "max_output_tokens")
 """Keys of `[workload]` that change what a request says or finds."""
 
 
@@ -37,7 +39,7 @@ class Said(msgspec.Struct, frozen=True):
 def said_in(tape: Tape, lines: Sequence[Record]) -> dict[int, Said] | None:
     """By request; None where lines do not say it all."""
     workload = keys_of(tape.config.workload)
-    if any(workload.get(key) not in (None, 0, 1, False) for key in _MOVED):
+    if any(workload.get(key) for key in _MOVED) or (workload.get("upscale") or 1) != 1:
         return None
     start_ns = to_ns(workload["start_s"])
     kept = [line for line in lines if line["arrival_time_ns"] >= start_ns]
@@ -66,7 +68,7 @@ class Tier:
         self.chunks: dict[int, None] = {}
 
     def write(self, key: int) -> None:
-        """Of a chunk by its last block."""
+        """Keep a chunk, known by its last block, unless it is here."""
         if key in self.chunks or not self.chunks_max:
             return
         while len(self.chunks) >= self.chunks_max:
@@ -186,36 +188,50 @@ class Remembered:
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
         self._keys: dict[tuple[int, int], list[int]] = {}
         self._said = said_in(tape, lines)
+        self.matched: dict[tuple[int, int], dict[int, int]] = {}
+        """By row and instant: tokens of its prompt that each replica had when it was queued."""
         self._shelves = self._made() if self._said is not None else {}
 
     def _made(self) -> dict[int, Shelf]:
         network, seats = self._tape.config.network, self._tape.seats
-        odd = any(f["kind"] in ("kv_shrink", "overload", "tier_lost") for f in self._tape.faults)
-        found: dict[int, Shelf] = {}
-        shared: dict[tuple[str, int], Tier] = {}
+        if any(fault["kind"] in ("kv_shrink", "overload") for fault in self._tape.faults):
+            return {}
+        users: dict[Place, list[Seat]] = defaultdict(list)
         for seat in seats:
-            if odd or not _is_followed(seat):
+            for kind in network.tiers:
+                users[self._place(kind, seat)].append(seat)
+        found: dict[int, Shelf] = {}
+        shared: dict[Place, Tier] = {}
+        for seat in seats:
+            places = [self._place(kind, seat) for kind in network.tiers]
+            others = [other for place in places for other in users[place]]
+            if not all(_is_followed(other) for other in (seat, *others)):
                 continue
             retain_ns = to_ns(keys_of(seat.scheduler).get("retain_s") or 0.0)
-            tiers: list[Tier] = []
-            for kind in network.tiers:
-                place = kind, seat.machine
-                if network.tier_shared and place in shared:
-                    tiers.append(shared[place])
-                    continue
-                tiers.append(self._tier(kind, seat))
+            tiers = []
+            for place in places:
+                tier = shared.get(place)
+                if tier is None:
+                    tier = self._tier(place, seat, len(users[place]))
                 if network.tier_shared:
-                    shared[place] = tiers[-1]
+                    shared[place] = tier
+                tiers.append(tier)
             found[seat.replica] = Shelf(seat, retain_ns, tiers)
         return found
 
-    def _tier(self, kind: str, seat: Seat) -> Tier:
+    def _place(self, kind: str, seat: Seat) -> Place:
+        """The memory of its machine, or the pool that its machine names by its figures."""
+        node = self._tape.config.nodes[seat.place[1]]
+        if kind == "cpu":
+            return kind, seat.machine
+        return kind, (node.cxl_gib, node.cxl_gbytes_per_s, node.cxl_latency_ns, node.cxl_devices)
+
+    def _tier(self, place: Place, seat: Seat, users: int) -> Tier:
         config = self._tape.config
         network, node = config.network, config.nodes[seat.place[1]]
         gib = node.cxl_gib
-        if kind == "cpu":
+        if place[0] == "cpu":
             gib = min(network.cpu_tier_gib or node.host_memory_gib, node.host_memory_gib)
-        users = sum(other.machine == seat.machine for other in self._tape.seats)
         size = int(seat.scheduler.block_size)
         blocks = max(1, network.tier_block_tokens // size)
         share = int(gib * _GIB) // (1 if network.tier_shared else users)
@@ -235,6 +251,7 @@ class Remembered:
                 "fault": self._fault,
                 "tokens": self._tokens,
                 "batch": self._batch,
+                "queued": self._queued,
             }
         )
 
@@ -269,6 +286,16 @@ class Remembered:
                 self._drop(replica)
 
     # What is followed.
+    def _queued(self, record: Record) -> None:
+        row = record["row"]
+        if len(self._shelves) < len(self._tape.seats) or self._of(row) is None:
+            return
+        most = int(self._tape.arrived[row]["prompt"]) - 1
+        self.matched[row, record["at_ns"]] = {
+            replica: shelf.hit(self._keys_of(row, shelf.size), most)[0]
+            for replica, shelf in self._shelves.items()
+        }
+
     def _tokens(self, record: Record) -> None:
         shelf = self._shelves.get(record["replica"])
         for row in record["rows"]:

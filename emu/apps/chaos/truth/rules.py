@@ -58,6 +58,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "formed": "batches of vLLM and TensorRT-LLM are those that their rules form",
         "fair": "the tenant served least goes first",
         "turns": "round robin takes turns",
+        "longest_prefix": "the replica that has most of the prompt, less its load, gets it",
         "least_loaded": "the replica with the least to do gets the request",
         "late_signals": "a router whose signals are late chooses by what was",
         "handover": "KV goes to the decode replica of the policy",

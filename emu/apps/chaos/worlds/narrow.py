@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
-from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable, VllmTable
+from emu.config.schema import (
+    PrefixAwareTable,
+    RooflineTable,
+    SglangTable,
+    TensorrtLlmTable,
+    VllmTable,
+)
 from emu.config.tables import tag_of
 from emu.features.registry import all_features
 
@@ -181,7 +187,7 @@ def cached(rng: Rng, tables: Tables) -> list[Tables]:
         "async_scheduling": pick(rng, ("off", "off", "on")),
         "prefix_caching": True,
     }
-    tables["router"] = {"policy": pick(rng, ("prefix_aware", "round_robin", "load"))}
+    tables["router"] = {"policy": pick(rng, (tag_of(PrefixAwareTable), "round_robin", "load"))}
     if chance(rng, 0.5):
         tables["model"]["max_model_tokens"] = 4096
         tables["network"] = {
