@@ -37,7 +37,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def said_in(tape: Tape, lines: Sequence[Record]) -> dict[int, Said] | None:
-    """By request; None where lines do not say it all."""
+    """What each request says; None where lines do not say it all."""
     workload = keys_of(tape.config.workload)
     if any(workload.get(key) for key in _MOVED) or (workload.get("upscale") or 1) != 1:
         return None
