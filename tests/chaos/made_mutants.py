@@ -23,7 +23,7 @@ import copy
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -154,10 +154,10 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
+def drawn(count: int, seed: int, packages: Sequence[str] = PACKAGES) -> list[Mutant]:
     """So many of them: the first by a hash, so that a change elsewhere changes nothing."""
     keyed: list[tuple[bytes, Mutant]] = []
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / "emu" / package).rglob("*.py")):
             seen: Counter[str] = Counter()
             for mutant in mutants_in(path.read_text(), str(path.relative_to(ROOT))):
