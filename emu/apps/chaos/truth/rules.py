@@ -69,6 +69,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "kv_rejection": "the hot replicas are rejected, one stays open",
         "hot_is_closed": "a hot replica is open only while KV is on its way there",
         "rebalancing": "a move goes from the fuller to the emptier replica",
+        "youngest_moves": "of those that can move, the one that was admitted last does",
         "return": "a dead replica is back on time",
         "load_time": "loads begin after the cold start and end before their deadline",
         "retries": "refused clients ask again after pauses that double",
