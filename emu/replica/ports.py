@@ -193,6 +193,14 @@ class GroupWave(Protocol):
 
     shares_experts: bool
 
+    def spare(self, members: frozenset[int]) -> None:
+        """The others have all experts without these members, and only without these."""
+        ...
+
+    def lacks_experts(self) -> bool:
+        """A member is gone whose experts the others do not have."""
+        ...
+
     def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""
         ...
