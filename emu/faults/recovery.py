@@ -108,7 +108,7 @@ class Recovery:
     def _fellows(self, replica: ReplicaHandle) -> Sequence[ReplicaHandle]:
         """Replicas that stop and start together: those of a group that shares experts strictly."""
         wave = replica.wave
-        if wave is None or not wave.shares_experts:
+        if wave is None or not wave.holds_experts:
             return [replica]
         if self.ranks is not None and self.ranks.goes_on_without(replica):
             return [replica]

@@ -192,6 +192,8 @@ class GroupWave(Protocol):
     """The data-parallel group of a replica."""
 
     shares_experts: bool
+    holds_experts: bool
+    """A member that is gone takes experts with it."""
 
     def spare(self, members: frozenset[int]) -> None:
         """The others have all experts without these members, and only without these."""

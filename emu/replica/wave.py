@@ -335,10 +335,13 @@ class WaveGroup:
         name: str,
         *,
         shares_experts: bool,
+        holds_experts: bool = True,
         padded_tokens_max: int = 0,
         rebalance: Rebalance | None = None,
     ) -> None:
-        """`padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
+        """`holds_experts`: the experts that members share lie on their own GPUs.
+
+        `padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
         self._rebalance = rebalance
         self._left: Ends = array("q", [0])
         """When the last waves left: one, or those that leap now."""
@@ -348,6 +351,8 @@ class WaveGroup:
         self.placement_ns = 0
         self.name = name
         self.shares_experts = shares_experts
+        self.holds_experts = shares_experts and holds_experts
+        """A member that is gone takes experts with it."""
         self.padded_tokens_max = padded_tokens_max
         self.members: list[Member] = []
         self.waves = 0
@@ -418,11 +423,11 @@ class WaveGroup:
 
     def lacks_experts(self) -> bool:
         """A member is gone whose experts the others do not have."""
-        return self.shares_experts and any(self._is_missed(one) for one in self.members)
+        return any(self._is_missed(one) for one in self.members)
 
     def _is_missed(self, member: Member) -> bool:
         """It does not serve, and has experts that no other member has."""
-        return not member.serves and self.shares_experts and member.replica_id not in self._spared
+        return not member.serves and self.holds_experts and member.replica_id not in self._spared
 
     # Waves that leap.
     def cut(self) -> None:

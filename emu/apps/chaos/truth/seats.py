@@ -143,6 +143,8 @@ def _experts(replica: ReplicaPlan, plan: Plan) -> Experts | None:
     if not replica.data_parallel_group or model.experts is None or ranks <= 1:
         return None
     setting, count = replica.experts, model.experts.count
+    if setting is not None and setting.is_apart:
+        return None
     redundant = 0 if setting is None else setting.redundant
     slots = (count + redundant) // ranks
     placed: list[list[list[int]]] = []
