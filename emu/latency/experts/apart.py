@@ -76,4 +76,6 @@ class ApartBackend(OverlappedBackend):
         pace = np.maximum(around - others_ns, longest_ns)
         pace = np.maximum(pace, around // self._micro_batches)
         turns = self._micro_batches * self._moe_layers - 1
-        return around + pace * turns + whole * (self._layers - self._moe_layers) // self._layers
+        others = whole * (self._layers - self._moe_layers) // self._layers
+        total: NDArray[np.int64] = around + pace * turns + others
+        return total
