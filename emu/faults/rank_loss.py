@@ -221,7 +221,7 @@ class RankLoss:
                 self._lose_group(watched)
 
     def _spare(self, watched: _Watched) -> None:
-        """Who is left has all experts, unless the group starts again."""
+        """Survivors have all experts, unless the group starts again."""
         group = watched.group
         wave = self._cluster.replicas[watched.members[0]].wave
         assert wave is not None

@@ -41,8 +41,8 @@ class ApartBackend(OverlappedBackend):
         return shape.layers < 0 and not shape.start_layer
 
     def _sides(self, tokens: int) -> tuple[int, int, int]:
-        """Of a micro-batch and layer: what a member computes beside core attention, the longest of
-        the other stations, and the sum of those."""
+        """What a member computes for a micro-batch in a layer beside core attention, the longest
+        of the other stations, and the sum of those."""
         part = self._parts_of(ceil_div(tokens, self._micro_batches))
         own_s = part.before_s + part.after_s + part.shared_s
         others = (part.experts_s, part.dispatch_s, part.combine_s)

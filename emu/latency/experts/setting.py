@@ -107,19 +107,12 @@ def expert_setting(
     if latency.expert_routing != "balanced":
         wrong(first, "latency.expert_routing says where tokens go already")
     ranks = table.expert_parallel
-    if keys.expert_gpus:
-        _check_apart(keys, table, all2all, overlap, wrong)
     slots = experts.count + keys.redundant_experts
     if slots % ranks:
         name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
         wrong(name, problem)
-    if all2all == "mnnvl" and ranks > NVLINK_RANKS_MAX:
-        wrong("all2all", f"{ranks} ranks are more than an NVLink domain has ({NVLINK_RANKS_MAX})")
-    if overlap == "two_batch" and all2all != "deepep":
-        wrong("overlap", 'two batches need all2all = "deepep"')
-    if overlap == "single_batch" and all2all == "allgather_reducescatter":
-        wrong("overlap", 'a single batch needs all2all = "deepep" or "mnnvl"')
+    _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
         all2all=all2all,
         overlap=overlap,
@@ -134,24 +127,29 @@ def expert_setting(
     )
 
 
-def _check_apart(
+def _check_exchange(
     keys: ExpertKeys,
     table: ReplicaTable,
     all2all: str,
     overlap: str,
     wrong: Callable[[str, str], NoReturn],
 ) -> None:
-    """What experts on GPUs of their own need."""
-    if table.expert_parallel != keys.expert_gpus:
-        told = table.expert_parallel
-        wrong("expert_gpus", f"{keys.expert_gpus}, but expert_parallel of the group is {told}")
-    if all2all == "allgather_reducescatter":
-        wrong("expert_gpus", 'needs all2all = "deepep" or "mnnvl"')
-    if overlap != "none":
-        wrong("overlap", "micro-batches hide the exchange where experts have GPUs of their own")
-    gpus = keys.expert_gpus + table.count * table.tensor_parallel
+    """How tokens reach experts, and what hides that, go together."""
+    gpus = table.expert_parallel
+    if keys.expert_gpus:
+        if gpus != keys.expert_gpus:
+            wrong("expert_gpus", f"{keys.expert_gpus}, but expert_parallel of the group is {gpus}")
+        if all2all == "allgather_reducescatter":
+            wrong("expert_gpus", 'needs all2all = "deepep" or "mnnvl"')
+        if overlap != "none":
+            wrong("overlap", "micro-batches hide the exchange where experts have GPUs of their own")
+        gpus += table.count * table.tensor_parallel
     if all2all == "mnnvl" and gpus > NVLINK_RANKS_MAX:
         wrong("all2all", f"{gpus} GPUs are more than an NVLink domain has ({NVLINK_RANKS_MAX})")
+    if overlap == "two_batch" and all2all != "deepep":
+        wrong("overlap", 'two batches need all2all = "deepep"')
+    if overlap == "single_batch" and all2all == "allgather_reducescatter":
+        wrong("overlap", 'a single batch needs all2all = "deepep" or "mnnvl"')
 
 
 def _of(keys: ExpertKeys, name: str) -> object:
