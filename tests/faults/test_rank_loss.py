@@ -138,7 +138,7 @@ def test_more_copies_mean_fewer_experts_to_read_again(tmp_path: Path) -> None:
 
 def test_masks_need_a_group_that_shares_experts(tmp_path: Path) -> None:
     tables = {**GROUP, "engine": {}, "faults": []}
-    with pytest.raises(InputError, match="shares experts by keys"):
+    with pytest.raises(InputError, match="share experts by keys"):
         run_config(tmp_path / "run", **tables)
 
 
