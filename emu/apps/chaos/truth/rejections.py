@@ -57,7 +57,7 @@ def _may_be_open(tape: Tape, replicas: set[int], at_ns: int) -> None:
 
 
 class _Residents:
-    """Who runs where, in order of admission, and what each had when it moved last."""
+    """The rows that run on each replica, in order of admission, and what each had at its moves."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, int] = defaultdict(int)
