@@ -21,8 +21,9 @@ from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
+from emu.apps.chaos.truth.rebalancing import judge_rebalancing
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
-from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
+from emu.apps.chaos.truth.rejections import judge_rejections
 from emu.apps.chaos.truth.remembered import Remembered
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
