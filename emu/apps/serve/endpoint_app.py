@@ -62,6 +62,7 @@ class PrefillReply(Reply):
             params = self.fleet.handoffs.park(self.parked, face.answer_id)
             face.extra["kv_transfer_params"] = params
         await send_json(send, face.whole(), self._headers())
+        await self._note_end(choice.first_ns)
 
 
 class EndpointApi(Api):

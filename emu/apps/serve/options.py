@@ -115,6 +115,15 @@ class ServeOptions(Logged):
             "The first of these ports; 0 = the one after --port.", at_least=0, at_most=_PORT_MAX
         ),
     ] = 0
+    fronts: Annotated[
+        int,
+        Option(
+            "So many processes hold the connections of clients, around the one that emulates; 0 ="
+            " none.",
+            at_least=0,
+            at_most=64,
+        ),
+    ] = 0
     face: Annotated[
         Literal["vllm", "sglang"], Option("Whose metrics and figures these ports have.")
     ] = "vllm"

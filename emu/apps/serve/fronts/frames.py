@@ -1,0 +1,222 @@
+"""What a front and the core tell each other: messages over a socket, each with its length.
+
+Frames keep their order. Whatever is sent within a turn of the event loop leaves in one write.
+Instants are nanoseconds of the machine's monotonic clock, which all its processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar, cast
+
+import msgspec
+
+from emu.apps.serve.stencils import Stencil
+
+Pairs = tuple[tuple[bytes, bytes], ...]
+_LENGTH: Final = 4
+
+
+class Settings(msgspec.Struct, frozen=True, array_like=True, tag="settings"):
+    """The first frame: what a front has to know."""
+
+    host: str
+    tls_cert: str
+    tls_key: str
+    header_timeout_s: float
+    body_bytes_max: int
+    pieces: list[bytes]
+    """Texts of the filler's tokens, as they stand in JSON."""
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """Listen on a port, and say `Opened`."""
+
+    port: int
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """Listen no longer, and let idle connections go."""
+
+    port: int
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Nothing more will come: let the last bytes leave, and end."""
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
+    """The head of an answer."""
+
+    call: int
+    status: int
+    headers: Pairs
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True, tag="body"):
+    """A piece of its body."""
+
+    call: int
+    data: bytes
+    more: bool
+
+
+class Plain(msgspec.Struct, frozen=True, array_like=True, tag="plain"):
+    """From here on `Tokens` count the answer's tokens, which the stencil makes."""
+
+    call: int
+    stencil: Stencil
+    sent: int
+    """Tokens that are in the body already."""
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """One token for each of these calls, due at this instant."""
+
+    due_ns: int
+    calls: bytes
+    """32-bit numbers in the machine's order."""
+
+    def numbers(self) -> array[int]:
+        """The calls."""
+        found = array("I")
+        found.frombytes(self.calls)
+        return found
+
+
+class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
+    """Reset the connection of a call."""
+
+    call: int
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+    """A port is open, or why it is not."""
+
+    port: int
+    problem: str
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+    """A call that becomes requests has come, at this instant, and is being read."""
+
+    call: int
+    came_ns: int
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
+    """Its sender pauses before it is whole."""
+
+    call: int
+
+
+class Called(msgspec.Struct, frozen=True, array_like=True, tag="called"):
+    """A whole call."""
+
+    call: int
+    method: str
+    scheme: str
+    version: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: Pairs
+    server: tuple[str, int] | None
+    client: tuple[str, int] | None
+    body: bytes
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """The client of a call has left."""
+
+    call: int
+
+
+class Took(msgspec.Struct, frozen=True, array_like=True, tag="took"):
+    """So many bytes of an answer's body have been given to its socket."""
+
+    call: int
+    size: int
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """A call is over."""
+
+    call: int
+    first_ns: int = 0
+    """When the first piece of its body was written; 0 = never."""
+    last_ns: int = 0
+    """When the last one was."""
+    is_slow: bool = False
+    """Its client did not read as fast as it was written to."""
+
+
+class Tally(msgspec.Struct, frozen=True, array_like=True, tag="tally"):
+    """Tokens that were written since the last tally, by lateness, and the latest."""
+
+    counts: list[int]
+    worst_ns: int
+
+
+ToFront = Settings | Open | Close | Stop | Head | Body | Plain | Tokens | Broken
+ToCore = Opened | Begun | Waits | Called | Gone | Took | Done | Tally
+In = TypeVar("In")
+
+
+class Framed(asyncio.Protocol, Generic[In]):
+    """One end of the socket."""
+
+    def __init__(
+        self, kinds: object, on_frame: Callable[[In], None], on_end: Callable[[], None]
+    ) -> None:
+        """`kinds`: the union of what comes in."""
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._in = bytearray()
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Both ends are there."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other process has ended."""
+        self._transport = None
+        self._on_end()
+
+    def data_received(self, data: bytes) -> None:
+        """Frames, or parts of them."""
+        buffer = self._in
+        buffer += data
+        at = 0
+        while len(buffer) >= at + _LENGTH:
+            end = at + _LENGTH + int.from_bytes(buffer[at : at + _LENGTH], "little")
+            if len(buffer) < end:
+                break
+            self._on_frame(self._decoder.decode(buffer[at + _LENGTH : end]))
+            at = end
+        del buffer[:at]
+
+    def send(self, frame: msgspec.Struct) -> None:
+        """Sent at the end of this turn."""
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self.flush)
+        data = self._encoder.encode(frame)
+        self._out += (len(data).to_bytes(_LENGTH, "little"), data)
+
+    def flush(self) -> None:
+        """Sent now."""
+        out, self._out = self._out, []
+        if out and self._transport is not None:
+            self._transport.write(b"".join(out))
+
+    def close(self) -> None:
+        """This end ends."""
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()
