@@ -18,7 +18,7 @@ import heapq
 import socket
 import struct
 import sys
-from typing import Final
+from typing import Final, Protocol
 
 import h11
 from uvicorn import Config
@@ -116,6 +116,23 @@ class Intake:
         self.kernel.hold(calls[0][0] if calls else None)
 
 
+class Arrivals(Protocol):
+    """What is told of calls as they come: the emulation itself, or a front that passes it on."""
+
+    @property
+    def has_real_clock(self) -> bool:
+        """Ages of the machine's sockets mean something here."""
+
+    def begin(self, age_ns: int) -> Ticket:
+        """The first bytes of a call came so much wall time ago."""
+
+    def end(self, ticket: Ticket) -> None:
+        """It has entered, been refused or gone away."""
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Its sender pauses."""
+
+
 class ChunkWriter:
     """Writes pieces of an answer that has begun straight to its socket, as chunks of HTTP/1.1.
 
@@ -148,7 +165,7 @@ class LiveProtocol(H11Protocol):
         app_state: Document,
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        intake: Intake,
+        intake: Arrivals,
         head_timeout_s: float,
     ) -> None:
         """Those of uvicorn's, and what calls are stamped by."""

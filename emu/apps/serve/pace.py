@@ -200,6 +200,8 @@ class Pace:
             return "pace unknown: nothing was answered"
         mean_ms = 1e3 * self.sum_s / self.requests
         figures = f"mean lateness {mean_ms:.1f} ms, worst {1e3 * self.worst_s:.1f} ms (emulated)"
+        if self.of_tokens.tokens:
+            figures += f"; 99 % of tokens within {self.of_tokens.quantile_ms(0.99):.3g} ms (wall)"
         if not self.is_late:
             return f"pace kept: {self.late} of {self.requests} requests late, {figures}"
         return (

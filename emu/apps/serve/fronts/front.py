@@ -39,7 +39,7 @@ from emu.apps.serve.fronts.frames import (
     Took,
     Waits,
 )
-from emu.apps.serve.intake import ChunkWriter, LiveProtocol
+from emu.apps.serve.intake import ChunkWriter, LiveProtocol, Ticket
 from emu.apps.serve.listening import OwnPorts, make_web_server
 from emu.apps.serve.stencils import Stencil
 from emu.apps.serve.token_pace import BUCKETS, Departures, TokenPace
@@ -47,14 +47,14 @@ from emu.apps.serve.token_pace import BUCKETS, Departures, TokenPace
 _TALLY_S: Final = 0.2
 
 
-class _Ticket:
-    """A call between its first byte and its end, as a front counts it."""
+class _Ticket(Ticket):
+    """A call between its first byte and its end, with the number that the core knows it by."""
 
-    __slots__ = ("is_whole", "number")
+    __slots__ = ("number",)
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, at_ns: int, number: int) -> None:
+        super().__init__(at_ns)
         self.number = number
-        self.is_whole = False
 
 
 class _Intake:
@@ -73,15 +73,16 @@ class _Intake:
 
     def begin(self, age_ns: int) -> _Ticket:
         """The first bytes of a call came so much wall time ago."""
-        ticket = _Ticket(self.next_number())
-        self._link.send(Begun(ticket.number, time.monotonic_ns() - age_ns))
+        ticket = _Ticket(time.monotonic_ns() - age_ns, self.next_number())
+        self._link.send(Begun(ticket.number, ticket.at_ns))
         return ticket
 
-    def end(self, ticket: _Ticket) -> None:
+    def end(self, ticket: Ticket) -> None:
         """Its connection has ended, which the call hears itself."""
 
-    def give_up(self, ticket: _Ticket) -> None:
+    def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses."""
+        assert isinstance(ticket, _Ticket)
         if not ticket.is_whole:
             self._link.send(Waits(ticket.number))
 

@@ -212,7 +212,8 @@ class FrontLink:
         """Listen; why that cannot be, or empty."""
         if self.ended.is_set():
             return _DEAD
-        opened = self._opening[port] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._opening[port] = opened
         self.link.send(Open(port))
         return await opened
 
