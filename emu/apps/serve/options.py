@@ -144,6 +144,16 @@ class ServeOptions(Logged):
             at_most=_PORT_MAX,
         ),
     ] = None
+    grpc_port: Annotated[
+        int | None,
+        Option(
+            "Speak vLLM's or SGLang's gRPC (see --face) on this port, with --fleet on one for each"
+            " replica from it on (extra `grpc`); 0 = ports that the system chooses.",
+            "--grpc",
+            at_least=0,
+            at_most=_PORT_MAX,
+        ),
+    ] = None
     wire: Annotated[str, Option("Whose form these events have: vllm-0.16 to vllm-0.33.")] = (
         "vllm-0.19"
     )

@@ -21,7 +21,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -31,8 +31,8 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from emu.apps.serve.answers import Answers
-from emu.apps.serve.app import make_app
-from emu.apps.serve.endpoint_app import endpoint_app
+from emu.apps.serve.app import Api, make_app
+from emu.apps.serve.endpoint_app import EndpointApi, endpoint_app
 from emu.apps.serve.fleet import Fleet, check_fleet
 from emu.apps.serve.fronts.frames import Settings
 from emu.apps.serve.fronts.link import Fronts
@@ -61,6 +61,7 @@ from emu.errors import InputError, PaceLost, needs_extra
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
 from emu.process.interrupts import sent_to
+from emu.replica.view import ReplicaHandle
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
@@ -68,6 +69,7 @@ from emu.runs.runner import next_free
 from emu.units import NS_PER_S, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.apps.serve.engine_rpc import RpcPorts
     from emu.apps.serve.traces.otlp import Exporter
 
 _TICK_S: Final = 0.1
@@ -88,6 +90,16 @@ def _exporter(options: ServeOptions) -> Exporter | None:
         from emu.apps.serve.traces.otlp import Exporter
 
     return Exporter(options.otlp, options.face)
+
+
+def _rpc(options: ServeOptions) -> RpcPorts | None:
+    """gRPC ports, if any are asked for."""
+    if options.grpc_port is None:
+        return None
+    with needs_extra("grpc", "serve", "--grpc"):
+        from emu.apps.serve.engine_rpc import RpcPorts
+
+    return RpcPorts(options.host, options.grpc_port, options.face)
 
 
 Announce = Callable[["LiveServer"], None]
@@ -125,6 +137,7 @@ class LiveServer:
             self.tokenizer.shown = shown_to(self.plan.replicas[0])
         self.answers = Answers(Path(options.answers) if options.answers else None)
         self.exporter = _exporter(options)
+        self.rpc = _rpc(options)
         self.service: Service | None = None
         self.port = options.port
         self._began = Began.now()
@@ -231,6 +244,9 @@ class LiveServer:
             self._group = group
             try:
                 await entrance.start(listening)
+                if self.rpc is not None:
+                    last.push_async_callback(self.rpc.stop)
+                    await self.rpc.start(self._rpc_apis(service))
                 if ports is not None:
                     if entrance.started:
                         await ports.update()
@@ -245,6 +261,16 @@ class LiveServer:
             cluster.close_door()
             await ended.wait()
             group.cancel_scope.cancel()
+
+    def _rpc_apis(self, service: Service) -> list[tuple[Api, Sequence[ReplicaHandle], str]]:
+        """(application, replicas, role) of each gRPC port."""
+        fleet = self.fleet
+        if fleet is None:
+            return [(Api(service), service.cluster.replicas, "")]
+        return [
+            (EndpointApi(service, fleet, endpoint), [endpoint.replica], endpoint.role)
+            for endpoint in fleet.endpoints
+        ]
 
     def _make_entrance(self, service: Service, dispatch: Dispatch) -> Ports:
         """What holds the connections of clients: this process, or fronts."""
@@ -479,6 +505,9 @@ def _announce(server: LiveServer) -> None:
             place = server.url.rpartition(":")[0]
             replica = endpoint.replica
             print(f"replica {replica.replica_id:<4} {place}:{endpoint.port}  {replica.state.value}")
+    if server.rpc is not None:
+        for port in server.rpc.ports:
+            print(f"grpc         {server.options.host}:{port}")
     for name, line in client_lines(server):
         print(f"{name:<12} {line}")
     sys.stdout.flush()
