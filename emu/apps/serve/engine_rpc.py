@@ -1,8 +1,8 @@
 """gRPC of engines: the services that gateways speak to vLLM and SGLang.
 
-The protocols are those that the package `smg-grpc-proto` publishes (extra `grpc`). A call becomes the JSON of the HTTP
-interface that means the same and goes the same way: the same readers, refusals, failures, pace and
-recording. What differs is how tokens are written: as ids, in messages.
+The protocols are those that the package `smg-grpc-proto` publishes (extra `grpc`). A call becomes
+the JSON of the HTTP interface that means the same and goes the same way: the same readers,
+refusals, failures, pace and recording. What differs is how tokens are written: as ids, in messages.
 
 `Generate`, `Abort`, `HealthCheck`, `GetModelInfo`, `GetServerInfo`, `GetLoads` and `FlushCache` are
 answered; the services' other methods are UNIMPLEMENTED. Without an engine a port is UNAVAILABLE.
@@ -36,6 +36,7 @@ from emu.apps.serve.service import Service, command_now
 from emu.apps.serve.sglang_generate import read_generate
 from emu.apps.serve.tokenizer import Tokenizer, filler_ids
 from emu.cluster.commands import RESET
+from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.process.version import __version__
 from emu.replica.view import ReplicaHandle
@@ -88,8 +89,9 @@ class RpcFace(Face):
             return list(choice.script.ids)
         return [int(i) for i in filler_ids(self.service.tokenizer, choice.start, choice.tokens)]
 
-    def _put(self, **one: Message) -> None:
-        response = self._kinds.GenerateResponse(**one)
+    def _put(self, part: Message | None, whole: Message | None = None) -> None:
+        kind = self._kinds.GenerateResponse
+        response = kind(complete=whole) if part is None else kind(chunk=part)
         if "request_id" in response.DESCRIPTOR.fields_by_name:
             response.request_id = self.answer_id
         self._answer.messages.put_nowait(response)
@@ -106,7 +108,7 @@ class RpcFace(Face):
                     cached_tokens=choice.request.prefix_hit_tokens,
                     index=choice.index,
                 )
-                self._put(chunk=chunk)
+                self._put(chunk)
         return b""
 
     def whole(self) -> bytes:
@@ -137,7 +139,7 @@ class RpcFace(Face):
         params = self.extra.get("kv_transfer_params")
         if params is not None:
             complete.kv_transfer_params_json = json.dumps(params)
-        self._put(complete=complete)
+        self._put(None, complete)
 
     def broken(self, error: ApiError) -> bytes:
         """The status of the call says it."""
@@ -251,7 +253,7 @@ class _Engine:
             "num_used_tokens": sum(view.blocks_used for view in views) * size,
             "max_total_num_tokens": sum(plan.num_blocks for plan in self.plans) * size,
             "token_usage": sum(map(kv_use, self.replicas)) / len(self.replicas),
-            "max_running_requests": sum(plan.scheduler.max_num_seqs for plan in self.plans),
+            "max_running_requests": sum(map(requests_max, self.plans)),
         }
 
     async def flush(self) -> bool:
@@ -299,6 +301,11 @@ class _Engine:
             success=is_done, message="" if is_done else "requests are under way"
         )
         return response
+
+
+def requests_max(plan: ReplicaPlan) -> int:
+    """Requests that a replica runs at once."""
+    return plan.scheduler.requests_max or plan.num_blocks
 
 
 def _scope(rank: object, request_id: str, context: grpc.aio.ServicerContext) -> Scope:
@@ -387,7 +394,7 @@ def _sglang_body(request: sglang_scheduler_pb2.GenerateRequest) -> dict[str, obj
     }
 
 
-class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
+class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
     """`vllm.grpc.engine.VllmEngine`."""
 
     def __init__(self, engine: _Engine, role: str) -> None:
@@ -411,27 +418,27 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def Abort(
         self, request: vllm_engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """End answers."""
         self._engine.abort(request.request_ids)
         return vllm_engine_pb2.AbortResponse()
 
     async def HealthCheck(
         self, request: vllm_engine_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Whether calls are answered."""
         is_healthy, text = self._engine.health()
         return vllm_engine_pb2.HealthCheckResponse(healthy=is_healthy, message=text)
 
     async def GetModelInfo(
         self, request: vllm_engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """The model."""
         return vllm_engine_pb2.GetModelInfoResponse(**self._engine.model())
 
     async def GetServerInfo(
         self, request: vllm_engine_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """The engine's settings."""
         engine = self._engine
         plan = engine.plans[0]
@@ -445,23 +452,23 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
             data_parallel_size=1,
             block_size=plan.scheduler.block_size,
             model_dtype=plan.model.dtype,
-            max_num_seqs=plan.scheduler.max_num_seqs,
+            max_num_seqs=requests_max(plan),
         )
 
     async def GetLoads(
         self, request: vllm_engine_pb2.GetLoadsRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Requests and KV."""
         return self._engine.loads(vllm_engine_pb2)
 
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Forget cached prefixes."""
         return await self._engine.flushed()
 
 
-class SglangEngine(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
+class SglangEngine(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # type: ignore[misc]
     """`sglang.grpc.scheduler.SglangScheduler`."""
 
     def __init__(self, engine: _Engine, role: str) -> None:
@@ -484,27 +491,27 @@ class SglangEngine(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
 
     async def Abort(
         self, request: sglang_scheduler_pb2.AbortRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """End an answer."""
         is_found = self._engine.abort([request.request_id])
         return sglang_scheduler_pb2.AbortResponse(success=is_found)
 
     async def HealthCheck(
         self, request: sglang_scheduler_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Whether calls are answered."""
         is_healthy, text = self._engine.health()
         return sglang_scheduler_pb2.HealthCheckResponse(healthy=is_healthy, message=text)
 
     async def GetModelInfo(
         self, request: sglang_scheduler_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """The model."""
         return sglang_scheduler_pb2.GetModelInfoResponse(**self._engine.model())
 
     async def GetServerInfo(
         self, request: sglang_scheduler_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """The engine's settings."""
         engine = self._engine
         plan = engine.plans[0]
@@ -528,13 +535,13 @@ class SglangEngine(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
 
     async def GetLoads(
         self, request: sglang_scheduler_pb2.GetLoadsRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Requests and KV."""
         return self._engine.loads(sglang_scheduler_pb2)
 
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
-    ) -> Message:
+    ) -> object:
         """Forget cached prefixes."""
         return await self._engine.flushed()
 

@@ -18,6 +18,7 @@ from typing import Final
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from emu.apps.serve.fronts.framed import Framed
 from emu.apps.serve.fronts.frames import (
     Begun,
     Body,
@@ -25,7 +26,6 @@ from emu.apps.serve.fronts.frames import (
     Called,
     Close,
     Done,
-    Framed,
     Gone,
     Head,
     Open,

@@ -18,6 +18,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Scope
 
+from emu.apps.serve.fronts.framed import Framed
 from emu.apps.serve.fronts.frames import (
     Begun,
     Body,
@@ -25,7 +26,6 @@ from emu.apps.serve.fronts.frames import (
     Called,
     Close,
     Done,
-    Framed,
     Gone,
     Head,
     Open,
@@ -151,9 +151,8 @@ class _Call:
             headers = tuple((bytes(k), bytes(v)) for k, v in message.get("headers", ()))
             self.front.send(Head(self.number, message["status"], headers))
             return
-        more = message.get("more_body", False)
-        self._is_whole = not more
-        self.piece(message.get("body", b""), more=more)
+        self._is_whole = not message.get("more_body", False)
+        self.piece(message.get("body", b""), more=not self._is_whole)
         while self.untaken > _UNTAKEN_MAX and not self._gone.is_set():
             self._taken.clear()
             await self._taken.wait()
