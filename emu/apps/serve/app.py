@@ -289,7 +289,7 @@ class Api:
         return Reply(face(service, call, exchange), failure)
 
     def check_serving(self, model: int = -1) -> None:
-        """Raises ApiError where no replica could take a prompt."""
+        """Raises ApiError where no replica could take a prompt of a model (an index; -1 = any)."""
         if not self._service.serves(model):
             problem = "no replica serves prompts, and none is on its way"
             raise ApiError(503, problem, code="no_replica", retry_after_s=5)

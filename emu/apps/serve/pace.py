@@ -129,8 +129,8 @@ class Pace:
             answer.last_late_ns = max(answer.last_late_ns, left_ns - due_ns)
             worst.append((answer.last_late_ns, due_ns, left_ns))
         for late_ns, due_ns, left_ns in worst:
-            is_late = not answer.is_late and _is_late(late_ns, due_ns - came_ns)
-            self._note(answer, late_ns, left_ns, is_late=is_late)
+            late = not answer.is_late and _is_late(late_ns, due_ns - came_ns)
+            self._note(answer, late_ns, left_ns, is_late=late)
 
     def _note(self, answer: AnswerPace, late_ns: int, at_ns: int, *, is_late: bool) -> None:
         self.last_s = late_ns / NS_PER_S

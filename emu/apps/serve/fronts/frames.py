@@ -45,7 +45,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
     """The head of an answer."""
 
-    call: int
+    number: int
     status: int
     headers: Pairs
 
@@ -53,7 +53,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
 class Body(msgspec.Struct, frozen=True, array_like=True, tag="body"):
     """A piece of its body."""
 
-    call: int
+    number: int
     data: bytes
     more: bool
 
@@ -61,7 +61,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True, tag="body"):
 class Plain(msgspec.Struct, frozen=True, array_like=True, tag="plain"):
     """From here on `Tokens` count the answer's tokens, which the stencil makes."""
 
-    call: int
+    number: int
     stencil: Stencil
     sent: int
     """Tokens that are in the body already."""
@@ -84,7 +84,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     """Reset the connection of a call."""
 
-    call: int
+    number: int
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
@@ -97,20 +97,20 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
     """A call that becomes requests has come, at this instant, and is being read."""
 
-    call: int
+    number: int
     came_ns: int
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
     """Its sender pauses before it is whole."""
 
-    call: int
+    number: int
 
 
 class Called(msgspec.Struct, frozen=True, array_like=True, tag="called"):
     """A whole call."""
 
-    call: int
+    number: int
     method: str
     scheme: str
     version: str
@@ -126,20 +126,20 @@ class Called(msgspec.Struct, frozen=True, array_like=True, tag="called"):
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """The client of a call has left."""
 
-    call: int
+    number: int
 
 
 class Took(msgspec.Struct, frozen=True, array_like=True, tag="took"):
     """So many bytes of an answer's body have been given to its socket."""
 
-    call: int
+    number: int
     size: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """A call is over."""
 
-    call: int
+    number: int
     first_ns: int = 0
     """When the first piece of its body was written; 0 = never."""
     last_ns: int = 0

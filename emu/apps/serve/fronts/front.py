@@ -67,7 +67,7 @@ class _Intake:
         self._count = 0
 
     def next_number(self) -> int:
-        """Of a call."""
+        """Return the number of the next call."""
         self._count += 1
         return self._count
 
@@ -151,7 +151,7 @@ class _Answer:
             chunks.write(stream.unsent(self._front.pieces))
 
     async def write(self, send: Send) -> None:
-        """Until the answer is whole, or its client has gone."""
+        """Write until the answer is whole, or its client has gone."""
         stream: _Stream | None = None
         while not self._has_left:
             if not self._inbox:
@@ -213,7 +213,7 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, descriptor: int) -> None:
-        """Until the core ends it."""
+        """Serve until the core ends it; `descriptor`: the socket that leads to the core."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self.link, sock=socket.socket(fileno=descriptor))
         settings = await self._settings
@@ -246,7 +246,7 @@ class Front:
             if count:
                 self._departures.note(frame.due_ns, count)
         elif isinstance(frame, Head | Body | Plain | Broken):
-            answer = self._answers.get(frame.call)
+            answer = self._answers.get(frame.number)
             if answer is not None:
                 answer.take(frame)
         elif isinstance(frame, Settings):
@@ -321,7 +321,7 @@ class Front:
 
 def _called(number: int, scope: Scope, body: bytes) -> Called:
     return Called(
-        call=number,
+        number,
         method=scope["method"],
         scheme=scope["scheme"],
         version=scope["http_version"],
@@ -336,7 +336,7 @@ def _called(number: int, scope: Scope, body: bytes) -> Called:
 
 
 async def main(descriptor: int) -> None:
-    """The process."""
+    """The process; `descriptor`: the socket that leads to the core."""
     await Front().run(descriptor)
 
 

@@ -70,7 +70,7 @@ class FrontChunks:
             self._call.piece(data, more=True)
 
     def begin(self, stencil: Stencil, sent: int) -> None:
-        """From here on the front is told the number of tokens only."""
+        """From here on the front is told the number of tokens only; `sent` have gone already."""
         self._call.front.send(Plain(self._call.number, stencil, sent))
 
     def token(self, due_ns: int, late_ns: int) -> None:
@@ -260,12 +260,12 @@ class FrontLink:
         elif isinstance(frame, Opened):
             self._opening.pop(frame.port).set_result(frame.problem)
         elif isinstance(frame, Begun):
-            call = self._calls[frame.call] = _Call(self, frame.call)
+            call = self._calls[frame.number] = _Call(self, frame.number)
             call.ticket = self._intake.begin(max(0, time.monotonic_ns() - frame.came_ns))
         elif isinstance(frame, Called):
-            found = self._calls.get(frame.call)
+            found = self._calls.get(frame.number)
             if found is None:
-                found = self._calls[frame.call] = _Call(self, frame.call)
+                found = self._calls[frame.number] = _Call(self, frame.number)
             task = asyncio.create_task(found.run(self._app, frame))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -273,7 +273,7 @@ class FrontLink:
             self._on_call(frame)
 
     def _on_call(self, frame: Waits | Gone | Took | Done) -> None:
-        call = self._calls.get(frame.call)
+        call = self._calls.get(frame.number)
         if call is None:
             return
         if isinstance(frame, Took):
@@ -281,7 +281,7 @@ class FrontLink:
         elif isinstance(frame, Gone):
             call.leave()
         elif isinstance(frame, Done):
-            del self._calls[frame.call]
+            del self._calls[frame.number]
             call.end(frame)
             if call.ticket is not None:
                 self._intake.end(call.ticket)
