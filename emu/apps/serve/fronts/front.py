@@ -319,7 +319,7 @@ class Front:
                 pace.worst_ns = 0
 
 
-def _called(number: int, scope: Scope, body: bytes) -> Called:
+def _called(number: int, scope: Scope, whole: bytes) -> Called:
     return Called(
         number,
         method=scope["method"],
@@ -331,7 +331,7 @@ def _called(number: int, scope: Scope, body: bytes) -> Called:
         headers=tuple(scope["headers"]),
         server=scope["server"],
         client=scope["client"],
-        body=body,
+        body=whole,
     )
 
 
