@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from emu.apps.fidelity.points.table import Point
+from emu.apps.fidelity.points.table import Point, Servers
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -203,13 +203,22 @@ def _machines(point: Point) -> Iterable[str]:
     yield f"gpus = {each}"
     yield f"count = {math.ceil(point.gpus / each)}"
     for servers in point.servers:
-        yield "[[replicas]]"
-        yield f'role = "{servers.role}"'
-        yield f"count = {servers.count}"
-        yield f"tensor_parallel = {servers.tensor_parallel}"
-        yield f"pipeline_parallel = {servers.pipeline_parallel}"
-        if servers.expert_parallel > 1:
-            yield f"expert_parallel = {servers.expert_parallel}"
+        if servers.data_parallel == 1:
+            yield from _replicas(servers, servers.count)
+            continue
+        for server in range(servers.count):  # each rank of attention is a replica of a group
+            yield from _replicas(servers, servers.data_parallel)
+            yield f'data_parallel_group = "{servers.role} {server}"'
+
+
+def _replicas(servers: Servers, count: int) -> Iterable[str]:
+    yield "[[replicas]]"
+    yield f'role = "{servers.role}"'
+    yield f"count = {count}"
+    yield f"tensor_parallel = {servers.tensor_parallel}"
+    yield f"pipeline_parallel = {servers.pipeline_parallel}"
+    if servers.expert_parallel > 1:
+        yield f"expert_parallel = {servers.expert_parallel}"
 
 
 def _engine(point: Point) -> Iterable[str]:
