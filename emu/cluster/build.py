@@ -22,7 +22,7 @@ from emu.cluster.plan import (
     plugins_of,
 )
 from emu.cluster.tier_book import TierBook
-from emu.config.schema import Config, FcfsTable, HpaTable, ProfileTable
+from emu.config.schema import Config, FcfsTable, HpaTable, ProfileTable, TensorrtLlmTable
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
@@ -287,7 +287,26 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
         waves.append(wave)
         for member in members:
             wave.join(replicas[member.replica_id])
+        _share_contexts(first, wave, [replicas[member.replica_id] for member in members])
     return waves
+
+
+def _share_contexts(first: ReplicaPlan, wave: WaveGroup, members: Sequence[Replica]) -> None:
+    """Contexts of a group begin together, where its engine is told so."""
+    table = first.scheduler
+    if not isinstance(table, TensorrtLlmTable) or not table.attention_dp_enable_balance:
+        return
+    from emu.scheduling.tensorrt_llm.balance import ContextBalance
+    from emu.scheduling.tensorrt_llm.scheduler import TensorrtLlmScheduler
+
+    balance = ContextBalance(
+        table.attention_dp_timeout_iters,
+        table.attention_dp_batching_wait_iters,
+        lambda: wave.waves,
+    )
+    for member in members:
+        assert isinstance(member.scheduler, TensorrtLlmScheduler)
+        member.scheduler.share_contexts(balance)
 
 
 def _rebalance(first: ReplicaPlan, config: Config) -> Rebalance | None:

@@ -51,6 +51,11 @@ _DRAFTING_REQUESTS: Final = 48
 _LLAMA_STEP_TOKENS: Final = 16_384
 _LLAMA_WAITS: Final = ("batch_wait_timeout_iters = 20", "batch_wait_max_tokens_ratio = 0.9")
 """Of the published script by which InferenceX launches TensorRT-LLM for Llama-3.3-70B."""
+_BALANCE: Final = (
+    "attention_dp_enable_balance = true, attention_dp_timeout_iters = 60, "
+    "attention_dp_batching_wait_iters = 0"
+)
+"""Of InferenceX's script for TensorRT-LLM with attention data parallelism on one machine."""
 _VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
 
 
@@ -209,6 +214,8 @@ def _machines(point: Point) -> Iterable[str]:
         for server in range(servers.count):  # each rank of attention is a replica of a group
             yield from _replicas(servers, servers.data_parallel)
             yield f'data_parallel_group = "{servers.role} {server}"'
+            if point.engine == "tensorrt-llm" and servers.role == "colocated":
+                yield f"scheduler = {{ {_BALANCE} }}"  # as its launch script
 
 
 def _replicas(servers: Servers, count: int) -> Iterable[str]:
