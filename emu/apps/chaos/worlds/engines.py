@@ -50,8 +50,6 @@ def draw_engines(seed: int, tables: Tables) -> None:
         _tensorrt_llm(rng, tables, had)
         if not has_groups:
             _waits(rng_stream(seed, "chaos batch wait"), tables)
-        elif all("data_parallel_group" in group for group in tables["replicas"]):
-            _balance(rng_stream(seed, "chaos balance"), tables)
         _drafts(drafts, tables)
 
 
@@ -91,16 +89,6 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
     }
     del keys["radix_eviction_policy" if keys["disable_radix_cache"] else "ignore_eos"]
     tables["scheduler"] = {key: had[key] for key in _SHARED if key in had} | keys
-
-
-def _balance(rng: Rng, tables: Tables) -> None:
-    """Prompts that wait for those of other ranks, in every second world of a group."""
-    if chance(rng, 0.5):
-        tables["scheduler"] |= {
-            "attention_dp_enable_balance": True,
-            "attention_dp_timeout_iters": int(pick(rng, (0, 3, 60))),
-            "attention_dp_batching_wait_iters": int(pick(rng, (0, 2, 10))),
-        }
 
 
 def _waits(rng: Rng, tables: Tables) -> None:
