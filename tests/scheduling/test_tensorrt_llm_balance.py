@@ -101,20 +101,18 @@ GROUP: dict[str, Any] = {
 ON = {"policy": "tensorrt-llm", "attention_dp_enable_balance": True}
 
 
-def means(path: Path) -> tuple[float, float]:
+def mean_tpot_ns(path: Path) -> float:
     rows = rows_of(path)
     assert {row["status"] for row in rows} == {"completed"}
-    ttft, tpot = ([int(row[name]) for row in rows] for name in ("ttft_ns", "tpot_ns"))
-    return sum(ttft) / len(rows), sum(tpot) / len(rows)
+    return sum(int(row["tpot_ns"]) for row in rows) / len(rows)
 
 
-def test_a_group_that_balances_decodes_faster_and_answers_later(tmp_path: Path) -> None:
+def test_a_group_that_balances_decodes_faster(tmp_path: Path) -> None:
     run_config(tmp_path / "off", **GROUP)
     waits = {"attention_dp_timeout_iters": 20, "attention_dp_batching_wait_iters": 0}
     run_config(tmp_path / "on", **{**GROUP, "scheduler": ON | waits})
-    off, on = means(tmp_path / "off"), means(tmp_path / "on")
-    assert on[0] > 1.2 * off[0]
-    assert on[1] < 0.95 * off[1]
+    off, on = mean_tpot_ns(tmp_path / "off"), mean_tpot_ns(tmp_path / "on")
+    assert on < 0.95 * off
 
 
 def test_leaps_do_not_show(tmp_path: Path) -> None:
