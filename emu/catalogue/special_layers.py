@@ -134,7 +134,7 @@ def _two_norms(read: ConfigReader) -> int:
 
 
 def _count(read: ConfigReader) -> int:
-    return read.layers("num_hidden_layers")
+    return read.layers
 
 
 _ATTENTION_OR_LINEAR: Final = frozenset(("full_attention", "linear_attention"))

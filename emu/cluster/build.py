@@ -249,13 +249,13 @@ def _scheduler(
         kv_layout=plan.kv_layout,
         state_bytes=plan.state_bytes,
         hands_off=plan.role == "prefill",
+        preemptions_max=config.limits.preemptions_per_request,
         replica_id=plan.replica_id,
     )
     return make_scheduler(
         table,
         limits,
         queue=queue,
-        preemptions_max=config.limits.preemptions_per_request,
         tiers=shared.tiers.of(plan),
         ahead=plan.schedules_ahead,
         own=own,

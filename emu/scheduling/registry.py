@@ -21,7 +21,6 @@ def make_scheduler(
     limits: ReplicaLimits,
     *,
     queue: PrefillQueue | None = None,
-    preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
     ahead: bool = False,
     own: Callable[..., Any] | None = None,
@@ -42,22 +41,13 @@ def make_scheduler(
         _watch(found, table.policy)
         made = found
     elif isinstance(table, VllmTable):
-        made = VllmScheduler(
-            table,
-            limits,
-            preemptions_max=preemptions_max,
-            tiers=tiers,
-            ahead=ahead,
-            parts=parts,
-        )
+        made = VllmScheduler(table, limits, tiers=tiers, ahead=ahead, parts=parts)
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.forms_ahead:
-        made = implementation(table.made_by)(
-            table, limits, preemptions_max=preemptions_max, ahead=ahead, parts=parts
-        )
+        made = implementation(table.made_by)(table, limits, ahead=ahead, parts=parts)
     else:
-        made = implementation(table.made_by)(table, limits, preemptions_max=preemptions_max)
+        made = implementation(table.made_by)(table, limits)
     return made
 
 

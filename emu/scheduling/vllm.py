@@ -127,17 +127,15 @@ class VllmScheduler(LookingScheduler):
         table: VllmTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
         tiers: Sequence[LowerTier] = (),
         ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
-        tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
-        while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `parts`: what features of the replica do here, in the order in which they are asked."""
+        """`tiers`: KV tiers below the GPU pool, used only with prefix caching. `ahead`: each batch
+        is formed while the one before it runs. `walks`: without a cohort, every iteration by the
+        rule. `parts`: what features of the replica do here, in the order of asking."""
         self.parts = parts
         self._parts = tuple(parts)
         self._timed = tuple(part for part in parts if part.sees_time)
@@ -156,7 +154,6 @@ class VllmScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(pool, make_queue(table.order)),
             max_num_seqs=table.requests_max,
             ahead=ahead,

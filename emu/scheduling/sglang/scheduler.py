@@ -103,12 +103,11 @@ class SglangScheduler(LookingScheduler):
         table: SglangTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
         ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request retracted more often fails (0 = no limit). `ahead`: each
-        batch is chosen when the one before it starts. `parts`: what drafts here, if anything."""
+        """`ahead`: each batch is chosen when the one before it starts. `parts`: what drafts
+        here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         self.pool = TreePool(
@@ -121,7 +120,6 @@ class SglangScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(self.pool, self._listed),
             max_num_seqs=table.requests_max,
             ahead=ahead,

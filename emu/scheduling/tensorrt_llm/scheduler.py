@@ -106,12 +106,11 @@ class TensorrtLlmScheduler(LookingScheduler):
         table: TensorrtLlmTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
         ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request paused more often fails (0 = no limit). `ahead`: each step
-        is scheduled when the one before it starts. `parts`: what drafts here, if anything."""
+        """`ahead`: each step is scheduled when the one before it starts. `parts`: what drafts
+        here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         pauses = table.capacity_scheduler_policy == "MAX_UTILIZATION"
@@ -121,7 +120,6 @@ class TensorrtLlmScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(self.pool, ActiveQueue()),
             max_num_seqs=table.requests_max,
             ahead=ahead,
