@@ -33,7 +33,7 @@ from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.groups import KvLayout, kv_layout
-from emu.kv.memory import MemoryPlan, engine_plan
+from emu.kv.memory import Demand, MemoryPlan, engine_plan
 from emu.latency.experts.setting import ExpertDefaults, ExpertSetting, expert_setting
 from emu.units import ceil_div
 
@@ -181,12 +181,11 @@ def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
 def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
-    ranks = table.tensor_parallel * table.pipeline_parallel
     methods = [one.draft_method(group.scheduler) for one in group.features]
     server = Server(
         gpu=gpu,
         max_model_tokens=group.max_model_tokens,
-        ranks=ranks,
+        ranks=table.tensor_parallel * table.pipeline_parallel,
         drafts=next(filter(None, methods), ""),
     )
     scheduler = filled(group.scheduler, group.bound, server)
@@ -204,9 +203,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         )
         reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     features, layout = group.features, group.layout
-    memory = engine_plan(
-        model,
-        gpu.memory_gib if engine is None else gpu.reported_gib,
+    demand = Demand(
         tp=tp,
         pp=table.pipeline_parallel,
         ep=table.expert_parallel,
@@ -221,8 +218,9 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         draft=group.draft,
         slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
         of_free=engine is not None and engine.memory.shares_free,
-        source=f"{group.source}: {group.key}",
     )
+    gib = gpu.memory_gib if engine is None else gpu.reported_gib
+    memory = engine_plan(model, gib, demand, f"{group.source}: {group.key}")
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return Divided(scheduler, memory, scheduler.num_blocks or blocks)
 

@@ -89,9 +89,7 @@ class Books:
         if self._token_ms:
             grown_ns = round((self._base_ms + self._token_ms * request.prompt_tokens) * 1e6)
             limits = (max(limits[0], grown_ns), *limits[1:])
-        is_met = is_done and all(
-            not limit or figure <= limit for figure, limit in zip(figures, limits, strict=True)
-        )
+        met = (not limit or took <= limit for took, limit in zip(figures, limits, strict=True))
         return Ended(
             request_id=request.request_id,
             status=request.status.name.lower(),
@@ -106,7 +104,7 @@ class Books:
             tpot_ns=tpot_ns,
             replica_id=request.replica_id,
             decode_replica_id=request.decode_replica_id,
-            is_met=is_met,
+            is_met=is_done and all(met),
         )
 
     def rates(self, at_ns: int, window_s: float) -> Rates:

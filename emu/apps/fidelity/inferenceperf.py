@@ -81,15 +81,6 @@ def _found(entry: Document, source: str) -> MeasuredRun | Unread:
 def _run(entry: Document, source: str) -> MeasuredRun:
     try:
         model = lookup_model(entry["model"], source, "model")
-        stages = tuple(_stage(entry, stage) for stage in entry["stages"])
-        peers = {
-            name: {
-                ours: errors[theirs]
-                for ours, theirs in (("e2e", "e2e_mean"), ("ttft", "ttft_mean"))
-                if theirs in errors
-            }
-            for name, errors in entry.get("peers_error_percent", {}).items()
-        }
         asked: str = entry["gpu"]
         gpu = _GPUS.get(asked, asked)
         lookup_gpu(gpu, source, "gpu")
@@ -101,14 +92,26 @@ def _run(entry: Document, source: str) -> MeasuredRun:
             model=model.name,
             model_class="dense" if model.experts is None else "moe",
             tensor_parallel=entry["tensor_parallel"],
-            stages=stages,
-            peers=peers,
+            stages=tuple(_stage(entry, stage) for stage in entry["stages"]),
+            peers=_peers(entry),
             details=entry,
         )
     except KeyError as error:
         raise InputError(source, None, str(entry.get("id", "")), f"lacks {error}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(source, None, str(entry.get("id", "")), f"unusable: {error}") from None
+
+
+def _peers(entry: Document) -> dict[str, dict[str, float]]:
+    """Published errors of other simulators, per cent, by their name and our name of a figure."""
+    return {
+        name: {
+            ours: errors[theirs]
+            for ours, theirs in (("e2e", "e2e_mean"), ("ttft", "ttft_mean"))
+            if theirs in errors
+        }
+        for name, errors in entry.get("peers_error_percent", {}).items()
+    }
 
 
 def _stage(entry: Document, stage: Document) -> Stage:

@@ -21,7 +21,7 @@ from emu.backends.astra.rows import TraceGenerator, TraceSetup
 from emu.backends.astra.trace import Trace
 from emu.config.schema import VllmTable
 from emu.errors import InputError
-from emu.kv.memory import engine_plan
+from emu.kv.memory import Demand, engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.lab.parity.cluster import ParityCluster, ParityReplica, trace_model
 from emu.latency.base import BatchShape
@@ -299,9 +299,7 @@ def make_instances(
             ),
             replica.tensor,
         )
-        plan = engine_plan(
-            replica.spec,
-            replica.memory_gib,
+        demand = Demand(
             tp=replica.tensor,
             pp=replica.pipeline,
             ep=replica.expert,
@@ -309,6 +307,7 @@ def make_instances(
             kv_cache_dtype=own_options.kv_cache_dtype,
             utilization=replica.utilization or options.utilization,
         )
+        plan = engine_plan(replica.spec, replica.memory_gib, demand)
         limits = ReplicaLimits(
             num_blocks=plan.num_blocks,
             block_size=table.block_size,
