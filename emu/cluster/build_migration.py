@@ -16,7 +16,7 @@ from emu.config.schema import Config
 from emu.kernel.clock import Kernel
 from emu.migration.destinations import Destinations, OnTaken
 from emu.migration.live import LiveMigrator, LiveWorld
-from emu.migration.outbound import Kv
+from emu.migration.outbound import Kv, Outbound
 from emu.migration.ports import MigrationWorld
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.replica import Replica
@@ -92,15 +92,15 @@ def build_watchers(
             see=see,
             on_taken=on_taken,
         )
-        watcher = Watcher(
-            replica,
-            world,
+        outbound = Outbound(
+            replica.replica_id,
             search,
             _kv_of(plan, config, holds_halves=holds_halves[model]),
-            layers=plan.model.layers,
+            world.next_batch_id,
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
         )
+        watcher = Watcher(replica, world, outbound, layers=plan.model.layers)
         replica.connect(watcher)
         watchers[replica.replica_id] = watcher
     return watchers
