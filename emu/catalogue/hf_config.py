@@ -309,7 +309,7 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
     if not shared:
         names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
         shared = ffn * (read.optional(*names, "moe_num_shared_experts") or 0)
-    groups, chosen = expert_groups(read, count)
+    groups = expert_groups(read, count)
     return Experts(
         count=count,
         per_token=_experts_per_token(read, count),
@@ -320,8 +320,8 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
         or read.get("topk_method") == "noaux_tc"
         or bool(read.get("use_routing_bias", read.get("moe_use_aux_free", False))),
         bias=kind == "gpt_oss",
-        groups=groups,
-        groups_chosen=chosen,
+        groups=groups.groups,
+        groups_chosen=groups.chosen,
     )
 
 

@@ -14,7 +14,7 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.names import is_import_path
 from emu.config.schema import Config
 from emu.kernel.clock import Kernel
-from emu.migration.destinations import Destinations, OnTaken
+from emu.migration.destinations import Choosing, Destinations, OnTaken
 from emu.migration.live import LiveMigrator, LiveWorld
 from emu.migration.outbound import Kv, Outbound
 from emu.migration.ports import MigrationWorld
@@ -66,9 +66,9 @@ def build_watchers(
         on_taken = partial(_note_taken, shared.kernel, history)
     plans, config, policies = shared.plan.replicas, shared.plan.config, shared.own_policies
     policy = decode_policy(config)
-    own = see = None
+    choosing = Choosing(policy, on_taken=on_taken)
     if policies is not None and is_import_path(policy):
-        own, see = policies.placement(), policies.view  # one for all
+        choosing.own, choosing.see = policies.placement(), policies.view  # one for all
     tables = [
         {
             (plan.scheduler.policy, plan.scheduler.block_size, plan.kv_layout)
@@ -85,12 +85,9 @@ def build_watchers(
         search = Destinations(
             replica,
             world,
+            choosing,
             holder=name_of(replica.replica_id),
-            policy=policy,
             are_alike=len(tables[model]) == 1,
-            own=own,
-            see=see,
-            on_taken=on_taken,
         )
         outbound = Outbound(
             replica.replica_id,

@@ -67,6 +67,11 @@ class ReplicaGroup(msgspec.Struct, frozen=True):
     """How its experts are shared between replicas; None = plainly."""
 
     @property
+    def place(self) -> str:
+        """Where the table stands, for messages about what it does not say itself."""
+        return f"{self.source}: {self.key}"
+
+    @property
     def key(self) -> str:
         """The table's name in messages."""
         return f"replicas.{self.number}"
@@ -150,7 +155,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         and (is_alone or has_states(group.model))
         and (not group.config.network.tiers or has_states(group.model))
     )
-    model, source = group.model, f"{group.source}: {group.key}"
+    model, source = group.model, group.place
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
     if has_states(model) and not keeps_groups:
@@ -220,7 +225,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         of_free=engine is not None and engine.memory.shares_free,
     )
     gib = gpu.memory_gib if engine is None else gpu.reported_gib
-    memory = engine_plan(model, gib, demand, f"{group.source}: {group.key}")
+    memory = engine_plan(model, gib, demand, group.place)
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return Divided(scheduler, memory, scheduler.num_blocks or blocks)
 
@@ -240,7 +245,7 @@ def _divided_by_vidur(
         max_tokens=group.max_model_tokens if reserved is None else reserved.max_tokens,
         block_size=scheduler.block_size,
         margin=margin,
-        source=f"{group.source}: {group.key}",
+        source=group.place,
     )
     if reserved is not None:
         cap = min(reserved.batch_size_cap, batch)

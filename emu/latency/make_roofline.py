@@ -20,8 +20,15 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.sampling import resolve_sampling
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
+    from emu.latency.eager import EagerCalls
     from emu.latency.moe_gate import Gate
     from emu.latency.roofline import RooflineBackend
+
+
+def _eager(context: LatencyContext) -> EagerCalls:
+    from emu.latency.eager import eager_calls  # few servers run so
+
+    return eager_calls(context.model, context.tensor_parallel)
 
 
 def engine_steps(context: LatencyContext) -> EngineSteps | None:
@@ -29,11 +36,6 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     table, model = context.table, context.engine
     if model is None:
         return None
-    eager = None
-    if model.enforce_eager:
-        from emu.latency.eager import eager_calls  # few servers run so
-
-        eager = eager_calls(context.model, context.tensor_parallel)
     return EngineSteps(
         model,
         resolve_sampling(table.sampling, table.penalties, context.model.name),
@@ -46,7 +48,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         fused_bytes_max=context.kernels.fused_bytes_max(
             context.gpu.architecture, context.tensor_parallel
         ),
-        eager=eager,
+        eager=_eager(context) if model.enforce_eager else None,
     )
 
 
@@ -55,6 +57,7 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     experts = context.model.experts
     if experts is None or context.table.expert_routing == "balanced":
         return None
+    from emu.latency.eager import EagerCalls
     from emu.latency.moe_gate import GateShape, make_gate
 
     shape = GateShape(experts.count, experts.per_token, ranks, context.seed)

@@ -80,6 +80,14 @@ def compare_measured(directory: Path, measured: Path) -> MeasuredComparison:
     return compare_with(read_run(directory), read_measurement(measured))
 
 
+def _makespan(run: RunData, measurement: Measurement) -> MeasuredRow | None:
+    """None where it was not measured."""
+    measured_s, duration = measurement.makespan_s, run.summary.duration
+    if not measured_s:
+        return None
+    return MeasuredRow("makespan", "", measured_s, duration, percent_of(duration, measured_s))
+
+
 def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
     """Compare what has been read. Raises InputError if the run completed no request."""
     mine = run_values(run, measurement)
@@ -107,11 +115,6 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
             base = known.get(statistic, measurement.figures.get((metric, statistic)))
             if base is not None:
                 rows.append(MeasuredRow(metric, statistic, base, figure, percent_of(figure, base)))
-    makespan = None
-    if measurement.makespan_s:
-        duration = run.summary.duration
-        difference = percent_of(duration, measurement.makespan_s)
-        makespan = MeasuredRow("makespan", "", measurement.makespan_s, duration, difference)
     _, here, there = np.intersect1d(
         run.completed("request_id"), measurement.request_ids, return_indices=True
     )
@@ -119,7 +122,7 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
     return MeasuredComparison(
         rows=rows,
         paired=_paired(mine, theirs, pairs),
-        makespan=makespan,
+        makespan=_makespan(run, measurement),
         requests_measured=len(measurement.request_ids),
         requests_run=len(mine["TTFT"]),
         anchor=measurement.anchor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,17 +41,26 @@ ROLE_COLOURS: Final = {  # what is not a state by itself
     "queue": STATE_COLOURS["inactive"],
     "migration": "#f28e2b",
 }
+
+
+class Look(NamedTuple):
+    """How a kind of mark is drawn."""
+
+    symbol: str
+    color: str
+
+
 MARKS: Final = {
-    "fault": ("cross", "#d62728"),
-    "recovery": ("star", "#2ca02c"),
-    "plan": ("down", "#7f3fbf"),
-    "loaded": ("up", "#1f77b4"),
-    "relay": ("diamond", "#e69f00"),
-    "host_cache": ("square", "#8c564b"),
-    "command": ("pin", "#17789c"),
+    "fault": Look("cross", "#d62728"),
+    "recovery": Look("star", "#2ca02c"),
+    "plan": Look("down", "#7f3fbf"),
+    "loaded": Look("up", "#1f77b4"),
+    "relay": Look("diamond", "#e69f00"),
+    "host_cache": Look("square", "#8c564b"),
+    "command": Look("pin", "#17789c"),
 }
 """Kind of event -> symbol and color; each kind has a row of its own above the replicas."""
-_OTHER_MARK: Final = ("circle", "#6b7280")
+_OTHER_MARK: Final = Look("circle", "#6b7280")
 _SEGMENTS_MAX: Final = 6_000
 _MARKS_MAX: Final = 2_000
 _STEPS_MAX: Final = 1_200
@@ -144,16 +153,16 @@ def _marks(run: RunData, kinds: Sequence[str]) -> list[Series]:
     """Faults and decisions above the replicas, a row and a symbol for each kind."""
     result = []
     for row, kind in enumerate(kinds):
-        symbol, color = MARKS.get(kind, _OTHER_MARK)
+        look = MARKS.get(kind, _OTHER_MARK)
         points = [mark for mark in run.marks[:_MARKS_MAX] if mark.kind == kind]
         result.append(
             Series(
                 name=kind,
                 x=[_seconds(mark.time_ns) for mark in points],
                 y=[row] * len(points),
-                color=color,
+                color=look.color,
                 shape="points",
-                symbol=symbol,
+                symbol=look.symbol,
                 size=10,
                 text=[
                     f"{kind} {mark.target}: {mark.text}" if mark.target else f"{kind}: {mark.text}"

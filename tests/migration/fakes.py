@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emu.migration.destinations import Destinations
+from emu.migration.destinations import Choosing, Destinations
 from emu.migration.outbound import Kv, Outbound
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.events import Event
@@ -126,8 +126,8 @@ class FakeWorld:
         search = Destinations(
             replica,
             self,  # type: ignore[arg-type]
+            Choosing("first_free"),
             holder=name_of(source),
-            policy="first_free",
             are_alike=False,
         )
         outbound = Outbound(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -342,7 +342,8 @@ def _answered(
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
     starts = [*shown.values(), *others]
-    survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
+    survival = _survivors(finding, trials, driver, judge, starts)
+    survivor = survival.cheapest
     chosen = survivor or best
     tables = checked_tables(finding.plain, question, chosen, worlds.spans)
     if len(question.seeds) == 1:
@@ -367,8 +368,8 @@ def _answered(
         rests_on=finding.rests_on(best.layout),
         survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
         survive=question.survive,
-        fates=fates,
-        fates_of_best=of_best,
+        fates=survival.fates,
+        fates_of_best=survival.of_best,
         refused=_refused(finding, trials, {*good, *others}),
         runs=driver.known,
         config=tables,
@@ -384,17 +385,27 @@ def _refused(finding: Finding, trials: Trials, told: set[Candidate]) -> dict[str
     return refused | dict(trials.not_scaled)
 
 
+class _Survivors(NamedTuple):
+    """What meets the objectives after a loss."""
+
+    cheapest: Candidate | None
+    fates: list[Fate]
+    """Of the cheapest."""
+    of_best: list[Fate]
+    """Of the cluster that is best without a loss."""
+
+
 def _survivors(
     finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
-) -> tuple[Candidate | None, list[Fate], list[Fate]]:
-    """(the survivor, its fates, those of the best cluster); nothing if none was asked for.
+) -> _Survivors:
+    """Nothing if none was asked for.
 
     `bests`: of each layout, of those that meet with the confidence first.
     """
     question = finding.question
     statics = [one for one in bests if one.scaling is None]
     if not question.survive or not statics:
-        return None, [], []
+        return _Survivors(None, [], [])
     driver.line = f"survivors of the loss of a {question.survive}"
     during = trials.with_objectives(question.during)
     survival = Survival(during, driver, question, finding.plain, judge)
@@ -402,7 +413,7 @@ def _survivors(
     found, fates = survival.cheapest(statics)
     if found is not None:
         trials.run([(found, world) for world in [*judge.worlds, *finding.worlds.plain]])
-    return found, fates, of_best
+    return _Survivors(found, fates, of_best)
 
 
 def _others(

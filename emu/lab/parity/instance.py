@@ -374,7 +374,6 @@ def _generator(
     group = sum(r.group == replica.group for r in cluster.replicas) if replica.group else 1
     first_only = (True, *[False] * (dims - 1)) if dims > 1 else None
     across = (tp > 1, *[False] * (dims - 2), True) if dims > 1 else None
-    expert_dims = across if group > 1 and replica.expert > tp else first_only
     experts = replica.expert if model.experts else 1
     gate = None
     if replica.spec.experts is not None:
@@ -396,7 +395,7 @@ def _generator(
         expert=experts,
         local_experts=max(1, experts // group) if group > 1 else experts,
         tensor_dims=first_only,
-        expert_dims=expert_dims,
+        expert_dims=across if group > 1 and replica.expert > tp else first_only,
         host=_host(replica),
         recall_place=replica.recall_place,
         placement=replica.placement,

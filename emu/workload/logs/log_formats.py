@@ -71,12 +71,12 @@ class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
             fields.get(names[0]) if len(names) == 1 else first_of(fields, *names)
             for names in (self.prompt, self.output)
         )
-        prompt_tokens, output_tokens = lengths(prompt, output)
-        times = self.times(fields, output_tokens)
+        tokens = lengths(prompt, output)
+        times = self.times(fields, tokens.output)
         record = LogRecord(
             arrival_ns=times.arrival_ns,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            prompt_tokens=tokens.prompt,
+            output_tokens=tokens.output,
             line=0,
             ttft_ns=times.ttft_ns,
             e2e_ns=times.e2e_ns,
