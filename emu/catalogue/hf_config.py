@@ -175,7 +175,6 @@ def _special(model: Published, layers: list[Layer]) -> ModelSpec:
         ]
     with_attention = [layer.attention for layer in layers if layer.attention is not None]
     widest = max(with_attention, key=lambda part: part.kv_width(), default=None)
-    heads = read.heads
     experts = next((layer.experts for layer in layers if layer.experts is not None), None)
     windows = [_window_of(layer) for layer in layers]
     return ModelSpec(
@@ -184,9 +183,11 @@ def _special(model: Published, layers: list[Layer]) -> ModelSpec:
         model_type=kind,
         hidden=read.hidden,
         layers=len(layers),
-        heads=heads,
-        kv_heads=widest.kv_heads if widest else heads,
-        head_dim=widest.head_dim if widest else read.optional("head_dim") or read.hidden // heads,
+        heads=read.heads,
+        kv_heads=widest.kv_heads if widest else read.heads,
+        head_dim=widest.head_dim
+        if widest
+        else read.optional("head_dim") or read.hidden // read.heads,
         ffn=max((layer.mlp.width for layer in layers if layer.mlp is not None), default=0),
         vocab=read.vocab,
         max_position=read.max_position,

@@ -120,7 +120,6 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
     """Decode attention in memory; None if it runs on the GPU."""
     if not context.table.attention_offload:
         return None
-    from emu.latency.moe_gate import Gate
     from emu.latency.offload.pim import PimAttention, pim_device
 
     if not context.node.pim:

@@ -250,6 +250,7 @@ def _scheduler(
         state_bytes=plan.state_bytes,
         hands_off=plan.role == "prefill",
         preemptions_max=config.limits.preemptions_per_request,
+        forms_ahead=plan.schedules_ahead,
         replica_id=plan.replica_id,
     )
     return make_scheduler(
@@ -257,7 +258,6 @@ def _scheduler(
         limits,
         queue=queue,
         tiers=shared.tiers.of(plan),
-        ahead=plan.schedules_ahead,
         own=own,
         parts=parts,
     )

@@ -155,12 +155,12 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         and (is_alone or has_states(group.model))
         and (not group.config.network.tiers or has_states(group.model))
     )
-    model, source = group.model, group.place
+    model = group.model
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
     if has_states(model) and not keeps_groups:
         problem = f"{model.name} has layers with states: it needs policy vllm"
-        raise InputError(source, None, "model", problem)
+        raise InputError(group.place, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
     layout = kv_layout(
@@ -171,7 +171,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         block_size=scheduler.block_size,
         stages=table.pipeline_parallel,
         draft_tokens=sum(one.more_tokens(scheduler) for one in group.features),
-        source=source,
+        source=group.place,
     )
     return None if layout.is_uniform else layout
 
@@ -196,12 +196,12 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     scheduler = filled(group.scheduler, group.bound, server)
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
-    engine, tp = _counted_engine(group), table.tensor_parallel
+    engine = _counted_engine(group)
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
         kept = engine.memory.kept(
             model,
-            tp=tp,
+            tp=table.tensor_parallel,
             element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
             max_num_seqs=scheduler.requests_max,
             max_num_batched_tokens=scheduler.tokens_max,
@@ -209,7 +209,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     features, layout = group.features, group.layout
     demand = Demand(
-        tp=tp,
+        tp=table.tensor_parallel,
         pp=table.pipeline_parallel,
         ep=table.expert_parallel,
         dtype=model_table.dtype,
@@ -221,7 +221,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         outside_bytes=_outside_bytes(group),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=group.draft,
-        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
+        slot_bytes=sum(one.slot_bytes(scheduler, model, table.tensor_parallel) for one in features),
         of_free=engine is not None and engine.memory.shares_free,
     )
     gib = gpu.memory_gib if engine is None else gpu.reported_gib

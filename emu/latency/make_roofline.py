@@ -57,7 +57,6 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     experts = context.model.experts
     if experts is None or context.table.expert_routing == "balanced":
         return None
-    from emu.latency.eager import EagerCalls
     from emu.latency.moe_gate import GateShape, make_gate
 
     shape = GateShape(experts.count, experts.per_token, ranks, context.seed)

@@ -83,16 +83,6 @@ def cdf_chart(
     label, _, meaning = LATENCY_NAMES[name]
     low = min(float(values.min()) for _, values, _ in known)
     high = max(float(values.max()) for _, values, _ in known)
-    series = [
-        Series(
-            name=curve,
-            x=short(values),
-            y=short(parts * 100),
-            color=PALETTE[index % len(PALETTE)],
-            width=2.0,
-        )
-        for index, (curve, values, parts) in enumerate(known)
-    ]
     return Chart(
         chart_id=f"cdf-{name}",
         section="latency",
@@ -101,7 +91,16 @@ def cdf_chart(
         y=Axis(
             title="% of " + ("gaps" if name == "itl" else "requests"), unit="%", low=0, high=100
         ),
-        series=series,
+        series=[
+            Series(
+                name=curve,
+                x=short(values),
+                y=short(parts * 100),
+                color=PALETTE[index % len(PALETTE)],
+                width=2.0,
+            )
+            for index, (curve, values, parts) in enumerate(known)
+        ],
         limits=[Limit(axis="x", value=limit_ms, text=f"objective {limit_ms:g}")]
         if limit_ms
         else [],

@@ -107,9 +107,9 @@ def state_timeline(run: RunData) -> list[Chart]:
     if not run.transitions:
         return []
     parts = run_segments(run)
-    note = "color: state; hover tells what changed it and why"
+    left_out = ""
     if len(parts) > _SEGMENTS_MAX:
-        note += f"; the {_SEGMENTS_MAX:,} longest of {len(parts):,} stretches are drawn"
+        left_out = f"; the {_SEGMENTS_MAX:,} longest of {len(parts):,} stretches are drawn"
         parts = sorted(parts, key=lambda part: (part.start_ns - part.end_ns, part.replica))
         parts = parts[:_SEGMENTS_MAX]
     replicas = sorted({transition.replica for transition in run.transitions})
@@ -120,7 +120,7 @@ def state_timeline(run: RunData) -> list[Chart]:
         chart_id="states",
         section="replicas",
         title="State of every replica",
-        note=note,
+        note=f"color: state; hover tells what changed it and why{left_out}",
         x=run.time_axis("s"),
         y=Axis(title="replica", names=names, inverse=True),
         spans=_spans(parts, row_of),
@@ -213,7 +213,18 @@ def gpus_over_time(run: RunData) -> list[Chart]:
     if not steps:
         return []
     stride = -(-len(times) // _STEPS_MAX)
-    series = [
+    chart = Chart(
+        chart_id="gpus",
+        section="replicas",
+        title="GPUs by role, and the requests that arrive",
+        note="areas: GPUs in use; line: arrivals per second (right axis)",
+        x=run.time_axis("s"),
+        y=Axis(title="GPUs", unit="GPUs", low=0),
+        height=320,
+        is_wide=True,
+        time=True,
+    )
+    chart.series = [
         Series(
             name=role,
             x=[*times[::stride], round(run.end_s, 6)],
@@ -225,11 +236,10 @@ def gpus_over_time(run: RunData) -> list[Chart]:
         for role, counts in steps.items()
     ]
     arrivals = run.requests["arrival_ns"] / NS_PER_S
-    rate_axis = None
     if len(arrivals):
         counts, edges = np.histogram(arrivals, bins=_RATE_CELLS, range=(0, run.end_s))
         rates = counts / (run.end_s / _RATE_CELLS)
-        series.append(
+        chart.series.append(
             Series(
                 name="arrivals",
                 x=short(edges[:-1]),
@@ -240,20 +250,7 @@ def gpus_over_time(run: RunData) -> list[Chart]:
                 right=True,
             )
         )
-        rate_axis = Axis(title="requests/s", unit="requests/s", low=0)
-    chart = Chart(
-        chart_id="gpus",
-        section="replicas",
-        title="GPUs by role, and the requests that arrive",
-        note="areas: GPUs in use; line: arrivals per second (right axis)",
-        x=run.time_axis("s"),
-        y=Axis(title="GPUs", unit="GPUs", low=0),
-        y2=rate_axis,
-        series=series,
-        height=320,
-        is_wide=True,
-        time=True,
-    )
+        chart.y2 = Axis(title="requests/s", unit="requests/s", low=0)
     return [chart]
 
 

@@ -246,8 +246,11 @@ class ReplicaLimits:
     """Requests leave when their prompt is computed (a prefill replica)."""
     preemptions_max: int
     """A request preempted more often fails (0 = no limit)."""
+    forms_ahead: bool
+    """Each batch is formed while the one before it runs, for schedulers that can."""
     __slots__ = (
         "block_size",
+        "forms_ahead",
         "hands_off",
         "kv_layout",
         "leap",
@@ -274,6 +277,7 @@ class ReplicaLimits:
         *,
         hands_off: bool = False,
         preemptions_max: int = 0,
+        forms_ahead: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -286,6 +290,7 @@ class ReplicaLimits:
         self.replica_id = replica_id
         self.hands_off = hands_off
         self.preemptions_max = preemptions_max
+        self.forms_ahead = forms_ahead
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

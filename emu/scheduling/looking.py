@@ -28,14 +28,12 @@ class LookingScheduler(Scheduler):
         *,
         ledger: Ledger,
         max_num_seqs: int,
-        ahead: bool,
     ) -> None:
-        """`ahead`: each batch is formed while the one before it runs."""
         super().__init__(table, limits, ledger=ledger, max_num_seqs=max_num_seqs)
         self._queue = ledger.queue
-        self._ahead = ahead
+        self._ahead = limits.forms_ahead
         self._unseen = Unseen()
-        """Requests that the engine has not looked at yet (`ahead`)."""
+        """Requests that the engine has not looked at yet (`forms_ahead`)."""
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request is here; ahead, the batch after the next one can have it."""

@@ -163,11 +163,23 @@ def _key_chart(
     curves: dict[str, list[tuple[float, Mean]]],
     limits: dict[str, tuple[str, float]],
 ) -> Chart:
-    series = []
+    every = [(x, mean.mean) for points in curves.values() for x, mean in points]
+    xs, ys = [x for x, _ in every], [y for _, y in every]
+    lines = _limit_lines(["", figure], limits)
+    chart = Chart(
+        chart_id="key-" + "".join(c if c.isalnum() else "-" for c in name),
+        section="keys",
+        title=f"{figure} over {key}",
+        x=spread_axis(min(xs), max(xs), key),
+        y=spread_axis(min(ys), max(ys), figure),
+        limits=lines,
+        regions=_region(["", figure], limits),
+        height=300,
+    )
     for index, (label, points) in enumerate(curves.items()):
         xs, means = [x for x, _ in points], [mean for _, mean in points]
         has_band = any(mean.half is not None for mean in means)
-        series.append(
+        chart.series.append(
             Series(
                 name=label or figure,
                 x=short(xs),
@@ -178,21 +190,8 @@ def _key_chart(
                 high=short([m.mean + (m.half or 0) for m in means]) if has_band else None,
             )
         )
-    xs = [x for points in curves.values() for x, _ in points]
-    ys = [mean.mean for points in curves.values() for _, mean in points]
-    lines = _limit_lines(["", figure], limits)
     notes = [f"dashed: {lines[0].text}"] if lines else []
-    if any(one.low for one in series):
+    if any(one.low for one in chart.series):
         notes.append("bands: 95 % intervals over seeds")
-    return Chart(
-        chart_id="key-" + "".join(c if c.isalnum() else "-" for c in name),
-        section="keys",
-        title=f"{figure} over {key}",
-        note="; ".join(notes),
-        x=spread_axis(min(xs), max(xs), key),
-        y=spread_axis(min(ys), max(ys), figure),
-        series=series,
-        limits=lines,
-        regions=_region(["", figure], limits),
-        height=300,
-    )
+    chart.note = "; ".join(notes)
+    return chart

@@ -11,8 +11,8 @@ request has left the running batch. If the pool lacks the pages of a decode, req
 begins at 0.7 (times `schedule_conservativeness`), falls with each decode to 0.14 of that within 600
 of them, jumps at a retraction, and starts anew when nothing runs.
 
-**One batch late** (`ahead`: overlap scheduling, SGLang's default). The engine chooses batch n+1
-when batch n starts. Seen from the end of batch n, where this emulator chooses it: requests that
+**One batch late** (`forms_ahead`: overlap scheduling, SGLang's default). The engine chooses batch
+n+1 when batch n starts. Seen from the end of batch n, where this emulator chooses it: requests that
 came after that start are not seen; outputs of batch n are not known, so that a request which ended
 with it takes part in a decode of n+1 for nothing; what n computed is cached, and what ended with it
 is freed, only after n+1 has been chosen (`_process`). A request that has ended stands in the
@@ -103,11 +103,9 @@ class SglangScheduler(LookingScheduler):
         table: SglangTable,
         limits: ReplicaLimits,
         *,
-        ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`ahead`: each batch is chosen when the one before it starts. `parts`: what drafts
-        here, if anything."""
+        """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         self.pool = TreePool(
@@ -122,7 +120,6 @@ class SglangScheduler(LookingScheduler):
             limits,
             ledger=Ledger(self.pool, self._listed),
             max_num_seqs=table.requests_max,
-            ahead=ahead,
         )
         self.settings = table
         self._page = limits.block_size

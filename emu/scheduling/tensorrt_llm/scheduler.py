@@ -14,11 +14,11 @@ pauses a request none that came later is asked.
 **Waiting** (`batch_wait_*`). While requests generate, contexts that could be taken are held back
 until a step has a part of its most tokens, or for so many steps.
 
-**One step late** (`ahead`: overlap scheduler, TensorRT-LLM's default). The engine schedules step
-n+1 when step n has been launched. Seen from the end of step n, where this emulator forms the next
-one: requests that came after its start are not seen; contexts of step n can be found in the cache
-from step n+2 on; what ended with it keeps its place and its blocks while step n+1 is formed. It
-takes part in that step for nothing, but from 1.3 on if it ended by its length, which is known
+**One step late** (`forms_ahead`: overlap scheduler, TensorRT-LLM's default). The engine schedules
+step n+1 when step n has been launched. Seen from the end of step n, where this emulator forms the
+next one: requests that came after its start are not seen; contexts of step n can be found in the
+cache from step n+2 on; what ended with it keeps its place and its blocks while step n+1 is formed.
+It takes part in that step for nothing, but from 1.3 on if it ended by its length, which is known
 beforehand (`length_ends_known`).
 
 **Drafts** (`VerifyingSet`). A generation computes its last token and its drafts, which count in
@@ -106,11 +106,9 @@ class TensorrtLlmScheduler(LookingScheduler):
         table: TensorrtLlmTable,
         limits: ReplicaLimits,
         *,
-        ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`ahead`: each step is scheduled when the one before it starts. `parts`: what drafts
-        here, if anything."""
+        """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         pauses = table.capacity_scheduler_policy == "MAX_UTILIZATION"
@@ -122,7 +120,6 @@ class TensorrtLlmScheduler(LookingScheduler):
             limits,
             ledger=Ledger(self.pool, ActiveQueue()),
             max_num_seqs=table.requests_max,
-            ahead=ahead,
         )
         self.settings = table
         self.parts = parts
