@@ -341,8 +341,7 @@ def _answered(
     driver.line = f"{best.label}: the day" if question.day else driver.line
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
-    starts = [*shown.values(), *others]
-    survival = _survivors(finding, trials, driver, judge, starts)
+    survival = _survivors(finding, trials, driver, judge, [*shown.values(), *others])
     survivor = survival.cheapest
     chosen = survivor or best
     tables = checked_tables(finding.plain, question, chosen, worlds.spans)
