@@ -303,19 +303,12 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
     count = read.optional(*EXPERT_COUNT) or 0
     if count <= 1:
         return None
-    ffn = read.optional("moe_intermediate_size", "expert_intermediate_size")
-    # Llama 4 and Mixtral keep the expert's width under the plain key.
-    ffn = ffn or read.required("intermediate_size", "ffn_dim")
-    shared = read.optional("shared_expert_intermediate_size") or 0
-    if not shared:
-        names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
-        shared = ffn * (read.optional(*names, "moe_num_shared_experts") or 0)
     groups = expert_groups(read, count)
     return Experts(
         count=count,
         per_token=_experts_per_token(read, count),
-        ffn=ffn,
-        shared_ffn=shared,
+        ffn=_expert_ffn(read),
+        shared_ffn=_shared_ffn(read),
         shared_gate=kind == "qwen2_moe",
         router_bias=kind in ("gpt_oss", "glm4_moe", "glm4_moe_lite")
         or read.get("topk_method") == "noaux_tc"
@@ -324,6 +317,19 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
         groups=groups.groups,
         groups_chosen=groups.chosen,
     )
+
+
+def _expert_ffn(read: ConfigReader) -> int:
+    """Llama 4 and Mixtral keep the expert's width under the plain key."""
+    own = read.optional("moe_intermediate_size", "expert_intermediate_size")
+    return own or read.required("intermediate_size", "ffn_dim")
+
+
+def _shared_ffn(read: ConfigReader) -> int:
+    """Width of the experts that every token meets, together."""
+    names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
+    count = read.optional(*names, "moe_num_shared_experts") or 0
+    return read.optional("shared_expert_intermediate_size") or _expert_ffn(read) * count
 
 
 def _experts_per_token(read: ConfigReader, count: int) -> int:

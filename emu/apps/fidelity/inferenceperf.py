@@ -78,17 +78,21 @@ def _found(entry: Document, source: str) -> MeasuredRun | Unread:
     return run
 
 
+def _gpu(asked: str, source: str) -> str:
+    """Its name in the catalogue. Raises InputError if it is not there."""
+    found = _GPUS.get(asked, asked)
+    lookup_gpu(found, source, "gpu")
+    return found
+
+
 def _run(entry: Document, source: str) -> MeasuredRun:
     try:
         model = lookup_model(entry["model"], source, "model")
-        asked: str = entry["gpu"]
-        gpu = _GPUS.get(asked, asked)
-        lookup_gpu(gpu, source, "gpu")
         return MeasuredRun(
             reader=INFERENCE_PERF,
             run_id=entry["id"],
             engine=entry["engine"],
-            gpu=gpu,
+            gpu=_gpu(entry["gpu"], source),
             model=model.name,
             model_class="dense" if model.experts is None else "moe",
             tensor_parallel=entry["tensor_parallel"],

@@ -43,7 +43,23 @@ def trade_off(
     ys = [one.mean for one in cloud.y]
     best = front(names, cloud.x, ys)
     labels = [_label(result, columns, i) for i in cloud.rows]
-    series = [
+    side = "right" if is_better_high(names[0]) else "left"
+    height = "higher" if is_better_high(names[1]) else "lower"
+    keys = ", ".join(key_name(key, result) for key in result.keys)
+    note = f"labels: {keys}; better is {height} and further {side}"
+    chart = Chart(
+        chart_id="trade-off",
+        section="trade-off",
+        title=f"{names[1]} against {names[0]}",
+        note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
+        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
+        y=close_axis(min(ys), max(ys), names[1]),
+        limits=_limit_lines(names, limits),
+        regions=_region(names, limits),
+        height=420,
+        is_wide=True,
+    )
+    chart.series = [
         Series(
             name="best trade-off",
             x=short([cloud.x[i] for i in best]),
@@ -64,23 +80,6 @@ def trade_off(
             labels=_beside(result, columns, cloud.rows),
         ),
     ]
-    side = "right" if is_better_high(names[0]) else "left"
-    height = "higher" if is_better_high(names[1]) else "lower"
-    keys = ", ".join(key_name(key, result) for key in result.keys)
-    note = f"labels: {keys}; better is {height} and further {side}"
-    chart = Chart(
-        chart_id="trade-off",
-        section="trade-off",
-        title=f"{names[1]} against {names[0]}",
-        note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
-        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
-        y=close_axis(min(ys), max(ys), names[1]),
-        series=series,
-        limits=_limit_lines(names, limits),
-        regions=_region(names, limits),
-        height=420,
-        is_wide=True,
-    )
     return [chart]
 
 

@@ -28,16 +28,18 @@ def _told(regret: Regret) -> str:
 def write_page(answer: Answer, directory: Path) -> Path:
     """Write report.html; its path."""
     regret = answer.regret
-    facts = [f"{answer.requests:,} requests", f"format {answer.format}"]
-    facts.append("on the replicas of the log" if answer.is_pinned else "routed as configured")
-    facts += [f"{count} {reason} left out" for reason, count in answer.skipped.items()]
     decisions = () if regret is None else regret.decisions
     worst = [decision_cells(one) for one in decisions if one.regret_ms > 0]
     text = page(
         "whatif.html",
         title=f"emu: what if, {Path(answer.log).name}",
         charts=charts_of(answer),
-        facts=facts,
+        facts=[
+            f"{answer.requests:,} requests",
+            f"format {answer.format}",
+            "on the replicas of the log" if answer.is_pinned else "routed as configured",
+            *(f"{count} {reason} left out" for reason, count in answer.skipped.items()),
+        ],
         distances=[
             (one.name, one.recorded_ms, one.emulated_ms, f"{one.percent:+.2f} %")
             for one in answer.distances

@@ -27,7 +27,6 @@ from emu.backends.astra.trace import TraceModel
 from emu.catalogue import sizes
 from emu.config.schema import AstraTable
 from emu.errors import InputError
-from emu.latency.base import BatchShape
 from emu.latency.coefficients import scaled
 from emu.latency.collectives import collective_system, link_dims
 from emu.latency.context import LatencyContext
@@ -83,15 +82,12 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         gate = make_gate(table.expert_routing, shape, own=table.expert_routing_own)
     costs = host_costs(table.host_overhead, table.step_overhead_us)
 
-    def host_ns(shape: BatchShape) -> int:
-        return step_overhead_ns(costs, shape.sequences)
-
     return AstraBackend(
         TraceGenerator(setup, _times(context), gate),
         network,
         memories,
         members=members,
-        host_ns=host_ns,
+        host_ns=lambda shape: step_overhead_ns(costs, shape.sequences),
         faithful=table.faithful,
         calculator=_calculator(context, network, memories),
         store=_store(context, setup, network, memories),

@@ -342,25 +342,26 @@ def _last_written(replicas: list[ParityReplica]) -> ParityReplica:
     return next(replica for replica in replicas if replica.node == replicas[-1].node)
 
 
+def _host_memory(host: DocumentView, nodes: int, source: str) -> Memory:
+    return Memory(
+        memory_type="PER_NODE_MEMORY_EXPANSION",
+        gbytes_per_s=_get(host, "mem_bw", source),
+        latency_ns=_get(host, "mem_latency", source),
+        devices=nodes,
+    )
+
+
 def _memories(
     data: DocumentView, replicas: list[ParityReplica], pim: PimDevice | None, source: str
 ) -> Memories:
     host = _get(data["nodes"][0], "cpu_mem", source)
     nodes = len(data["nodes"])
-    remote = (
-        pim.memory(host["mem_size"], nodes)
-        if pim is not None
-        else Memory(
-            memory_type="PER_NODE_MEMORY_EXPANSION",
-            gbytes_per_s=_get(host, "mem_bw", source),
-            latency_ns=_get(host, "mem_latency", source),
-            devices=nodes,
-        )
-    )
     cxl = data.get("cxl_mem")
     own = _last_written(replicas)
     return Memories(
-        remote=remote,
+        remote=_host_memory(host, nodes, source)
+        if pim is None
+        else pim.memory(host["mem_size"], nodes),
         cxl=Memory(
             memory_type="MEMORY_POOL",
             gbytes_per_s=cxl["mem_bw"],

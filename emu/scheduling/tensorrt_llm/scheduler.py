@@ -367,23 +367,25 @@ class TensorrtLlmScheduler(LookingScheduler):
                 break
         return found
 
+    def _contributed(self, started: Sequence[RunningRequest]) -> Contributed:
+        """Blocks that these compute now, and that others of the step wait for."""
+        found = Contributed(self.pool)
+        for one in started:
+            found.add(one.request)
+        return found
+
     def _room(self, started: Sequence[RunningRequest]) -> Room | None:
         """What running requests leave to others; None: none may begin."""
         running = self.running
         held = len(running.requests) + len(running.leaving)
         if self._policy == "STATIC_BATCH" and held:
             return None
-        contributed = None
-        if self.pool.caches:
-            contributed = Contributed(self.pool)
-            for one in started:
-                contributed.add(one.request)
         return Room(
             self._policy,
             self.block_size,
             spare_blocks=self._spare(),
             places=self.max_num_seqs - held,
-            contributed=contributed,
+            contributed=self._contributed(started) if self.pool.caches else None,
             hands_off=self.limits.hands_off,
             draft_tokens=self._drafts,
         )
