@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emu.config.schema import (
-    RooflineTable,
-)
+from emu.config.schema import AiconfiguratorTable, RooflineTable
 from emu.latency.coefficients import Kernels, scaled
 from emu.latency.collectives import engine_collectives
 from emu.latency.context import LatencyContext
@@ -36,6 +34,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     table, model = context.table, context.engine
     if model is None:
         return None
+    assert isinstance(table, RooflineTable | AiconfiguratorTable)
     return EngineSteps(
         model,
         resolve_sampling(table.sampling, table.penalties, context.model.name),
