@@ -14,7 +14,7 @@ BOUNDS = {
     "long function": 0,
     "two topics": 0,
     "foreign private": 0,
-    "x=x": 146,
+    "x=x": 150,
     "getattr, hasattr": 30,
     "Any": 260,
     "cast": 7,
