@@ -30,7 +30,7 @@ _OF_PLANNERS: Final = "autoscale.planner"
 
 
 class _Load(NamedTuple):
-    """Of a replica, at one time."""
+    """The load of a replica at one time."""
 
     waiting: int
     running: int
@@ -172,7 +172,7 @@ class OwnPolicies:
         return [self.view(replica, delay_ns) for replica in self._replicas]
 
     def _load(self, view: View, delay_ns: int) -> _Load:
-        """Of now, or as it was so long ago."""
+        """The load now, or so long ago."""
         if not delay_ns:
             return _Load(
                 view.waiting_count, view.running_count, view.waiting_tokens, view.blocks_used

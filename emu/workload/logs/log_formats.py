@@ -72,11 +72,11 @@ class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
             for names in (self.prompt, self.output)
         )
         tokens = lengths(prompt, output)
-        times = self.times(fields, tokens.output)
+        times = self.times(fields, tokens.output_tokens)
         record = LogRecord(
             arrival_ns=times.arrival_ns,
-            prompt_tokens=tokens.prompt,
-            output_tokens=tokens.output,
+            prompt_tokens=tokens.prompt_tokens,
+            output_tokens=tokens.output_tokens,
             line=0,
             ttft_ns=times.ttft_ns,
             e2e_ns=times.e2e_ns,

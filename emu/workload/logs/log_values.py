@@ -148,14 +148,14 @@ def instant(value: object, field: str) -> int:
     return _bounded(time_ns, field, value)
 
 
-class Tokens(NamedTuple):
-    """Of a request."""
+class Lengths(NamedTuple):
+    """Tokens of a request."""
 
-    prompt: int
-    output: int
+    prompt_tokens: int
+    output_tokens: int
 
 
-def lengths(prompt: object, output: object) -> Tokens:
+def lengths(prompt: object, output: object) -> Lengths:
     """Tokens of prompt and output; a request without one of them is left out."""
     found = []
     for value, name in ((prompt, "prompt"), (output, "output")):
@@ -167,4 +167,4 @@ def lengths(prompt: object, output: object) -> Tokens:
         if value == 0:
             raise Skip(f"with an empty {name}")
         found.append(value)
-    return Tokens(found[0], found[1])
+    return Lengths(found[0], found[1])

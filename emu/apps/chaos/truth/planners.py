@@ -413,7 +413,7 @@ def _load(taken: _Taken, action: str, rest: str, state_of: Mapping[int, str]) ->
 
 
 def _come_back_first(taken: _Taken, views: Sequence[Seen]) -> Iterator[str]:
-    """Of replicas that shut, those with the fewest blocks in use come back."""
+    """The replicas that come back are those with the fewest blocks in use of all that shut."""
     for view in views:
         again = [v for v in views if v.replica in taken.revived and v.state == view.state]
         is_left = view.state in _BACK and view.replica not in taken.touched

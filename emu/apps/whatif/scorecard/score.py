@@ -187,7 +187,7 @@ def row_of(outcome: Outcome, base: Outcome, plan: Plan, seed: int) -> Row:
 
 
 class _Spread(NamedTuple):
-    """Of a latency, ms; NaN if there are none."""
+    """Statistics of a latency, ms; NaN if there are none."""
 
     mean: float
     p99: float
