@@ -24,9 +24,10 @@ if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collect
 
 
 def _eager(context: LatencyContext) -> EagerCalls:
-    from emu.latency.eager import eager_calls  # few servers run so
+    from emu.latency.eager import eager_calls  # no server of vLLM's runs so by default
 
-    return eager_calls(context.model, context.tensor_parallel)
+    one_call = context.gpu.architecture == "blackwell"
+    return eager_calls(context.model, context.tensor_parallel, one_call=one_call)
 
 
 def engine_steps(context: LatencyContext) -> EngineSteps | None:
@@ -47,7 +48,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         fused_bytes_max=context.kernels.fused_bytes_max(
             context.gpu.architecture, context.tensor_parallel
         ),
-        eager=_eager(context) if model.enforce_eager else None,
+        eager=_eager(context) if model.enforce_eager or not model.compiled else None,
     )
 
 

@@ -81,6 +81,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     prompt_tokens: int
     output_tokens: int
+    measured_on: str = ""
+    """The day, as 2026-03-25; empty = not stated."""
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
@@ -206,6 +208,7 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         clients=_whole(row, "load_value"),
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
+        measured_on=row.get("measured_on", ""),
     )
     if math.isnan(point.output_tokens_per_s):
         of_each = _figure(row, ("output_tokens_per_s_per_gpu",))
