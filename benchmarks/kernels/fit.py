@@ -23,7 +23,7 @@ from emu.latency.coefficients import (
     Residual,
 )
 from emu.latency.kernels.attention import AttentionCost
-from emu.latency.kernels.experts import block_rows, grouped_s, padded_rows
+from emu.latency.kernels.experts import Expert, block_rows, grouped_s, padded_rows
 from emu.latency.kernels.machine import collective_s
 from emu.latency.kernels.products import arithmetic_s, soft_max
 
@@ -239,15 +239,14 @@ def expert_s(kernel: Experts, gpu: GpuSpec, row: Any, family: str, counts: list[
     here = [ordered[i] for i in range(0, experts, ep)] if ep > 1 else ordered
     met = sum(1 for x in here if x >= 0.5)
     rows = sum(here)
+    peak = gpu.unit_flops(EXPERT_UNITS.get(family, gpu.units(stored)))
+    row_bytes = 2.0 * (2 * hidden + 3 * ffn)
     return grouped_s(
         kernel,
+        Expert(params, sizes.weight_bytes(params, stored), row_bytes, peak),
         met=max(1, met),
         rows=rows,
         padded=padded_rows(here, block),
-        params=params,
-        weight_bytes=sizes.weight_bytes(params, stored),
-        row_bytes=2.0 * (2 * hidden + 3 * ffn),
-        peak=gpu.unit_flops(EXPERT_UNITS.get(family, gpu.units(stored))),
         memory_rate=gpu.memory_gbytes_per_s * 1e9,
     )
 

@@ -27,6 +27,7 @@ from emu.autoscale.stripes import STRIPE_BYTES, StripeJoin, stripe_bytes
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.carrier import Carried, Carrier
+from emu.network.flows import TransferSpec
 from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import MIB, ms_to_ns, s_to_ns
@@ -85,6 +86,18 @@ class ActiveLoad(msgspec.Struct, eq=False):
             for pair, flow, feeder in self.hops
             if not flow.is_over and (feeder is None or feeder.is_over)
         ]
+
+
+class Hop(msgspec.Struct):
+    """One flow of a load, from a replica or a machine's copy to a replica."""
+
+    pair: tuple[int, int]
+    """From which replica to which; -1: from a machine's own copy."""
+    marks: Sequence[int] = ()
+    on_mark: Callable[[int], None] | None = None
+    feeder: Carried | None = None
+    """The flow whose bytes it forwards, `lag_bytes` behind."""
+    lag_bytes: int = 0
 
 
 class LoadWorld(msgspec.Struct):
@@ -169,28 +182,16 @@ class Loader:
         active: ActiveLoad,
         parts: Parts,
         on_done: Callable[[], None],
-        *,
-        pair: tuple[int, int],
-        marks: Sequence[int] = (),
-        on_mark: Callable[[int], None] | None = None,
-        after: Carried | None = None,
-        lag_bytes: int = 0,
+        hop: Hop,
     ) -> Carried:
-        """`pair`: from which replica to which (-1: from a machine's own copy)."""
-        topology = self._world.topology
-        flow = self._world.carrier.carry(
-            parts,
-            kind="weights",
-            on_done=on_done,
-            latency_ns=max(topology.latency_ns(links) for links, _ in parts),
-            marks=marks,
-            on_mark=on_mark,
-            after=after,
-            lag_bytes=lag_bytes,
-            pair=pair,
-        )
+        topology, feeder = self._world.topology, hop.feeder
+        latency_ns = max(topology.latency_ns(links) for links, _ in parts)
+        spec = TransferSpec("weights", latency_ns, hop.pair, hop.marks)
+        if feeder is not None:
+            spec.after, spec.lag_bytes = feeder.flow_id, hop.lag_bytes
+        flow = self._world.carrier.carry(parts, spec, on_done, on_mark=hop.on_mark)
         active.flows.append(flow)
-        active.hops.append((pair, flow, after))
+        active.hops.append((hop.pair, flow, feeder))
         return flow
 
     def _hop(self, source: int, target: int) -> Parts:
@@ -225,11 +226,13 @@ class Loader:
                 active,
                 parts,
                 lambda t=target: self._complete(active, t),  # type: ignore[misc]
-                pair=(before, target.replica),
-                marks=world.weights[target.replica].marks(),
-                on_mark=lambda mark, t=target: world.on_segments(t.replica, mark + 1),  # type: ignore[misc]
-                after=flow,
-                lag_bytes=chunk_bytes,
+                Hop(
+                    (before, target.replica),
+                    world.weights[target.replica].marks(),
+                    lambda mark, t=target: world.on_segments(t.replica, mark + 1),  # type: ignore[misc]
+                    flow,
+                    chunk_bytes,
+                ),
             )
             before, fed = target.replica, sizes
 
@@ -252,9 +255,11 @@ class Loader:
                 active,
                 [(path, size) for path, (_, size) in zip(paths, gpus, strict=True)],
                 lambda: self._complete(active, target),
-                pair=(-1, target.replica),
-                marks=weights.marks(),
-                on_mark=lambda mark: world.on_segments(target.replica, mark + 1),
+                Hop(
+                    (-1, target.replica),
+                    weights.marks(),
+                    lambda mark: world.on_segments(target.replica, mark + 1),
+                ),
             )
 
         if method != "disk":
@@ -268,7 +273,7 @@ class Loader:
                 active,
                 [(topology.ssd_to_host_path(gpu), size) for gpu, size in gpus],
                 from_host,
-                pair=(-1, target.replica),
+                Hop((-1, target.replica)),
             )
 
         if not self._pin_bytes_per_s:
@@ -293,16 +298,13 @@ class Loader:
             before, feeder = source, None
             for column in columns:
                 target = column[lane]
-                feeder = self._stripe(
-                    active, lane, lanes, before, target, joins, feeder, LANE_CHUNK_BYTES
-                )
-                ring = feeder
+                hop = Hop((before, target.replica), feeder=feeder, lag_bytes=LANE_CHUNK_BYTES)
+                feeder = ring = self._stripe(active, lane, hop, joins[target.replica])
                 for step in range(1, lanes):
-                    giver = column[(lane + step - 1) % lanes]
-                    taker = column[(lane + step) % lanes]
-                    ring = self._stripe(
-                        active, lane, lanes, giver.replica, taker, joins, ring, STRIPE_BYTES
-                    )
+                    giver = column[(lane + step - 1) % lanes].replica
+                    taker = column[(lane + step) % lanes].replica
+                    hop = Hop((giver, taker), feeder=ring, lag_bytes=STRIPE_BYTES)
+                    ring = self._stripe(active, lane, hop, joins[taker])
                 before = target.replica
 
     def _on_stripes(self, active: ActiveLoad, target: Target) -> Callable[[int, bool], None]:
@@ -317,34 +319,17 @@ class Loader:
 
         return passed
 
-    def _stripe(
-        self,
-        active: ActiveLoad,
-        lane: int,
-        lanes: int,
-        giver: int,
-        taker: Target,
-        joins: dict[int, StripeJoin],
-        after: Carried | None,
-        lag_bytes: int,
-    ) -> Carried:
-        weights = self._world.weights[taker.replica]
+    def _stripe(self, active: ActiveLoad, lane: int, hop: Hop, join: StripeJoin) -> Carried:
+        """A lane's stripe of the weights goes one hop further."""
+        lanes, (giver, taker) = len(active.load.sources), hop.pair
+        weights = self._world.weights[taker]
         rank_bytes = sum(weights.segments)
         own = stripe_bytes(rank_bytes, lane, lanes)
-        parts = [(path, size * own // rank_bytes) for path, size in self._hop(giver, taker.replica)]
+        parts = [(path, size * own // rank_bytes) for path, size in self._hop(giver, taker)]
         total = sum(size for _, size in parts)
-        marks, passed = [], 0
+        marks, passed = list[int](), 0
         for segment in weights.segments:
             passed += segment
             marks.append(total * stripe_bytes(passed, lane, lanes) // own if own else 0)
-        join = joins[taker.replica]
-        return self._carry(
-            active,
-            parts,
-            lambda: join.end(lane),
-            pair=(giver, taker.replica),
-            marks=marks,
-            on_mark=lambda mark: join.mark(lane, mark + 1),
-            after=after,
-            lag_bytes=lag_bytes,
-        )
+        hop.marks, hop.on_mark = marks, lambda mark: join.mark(lane, mark + 1)
+        return self._carry(active, parts, lambda: join.end(lane), hop)

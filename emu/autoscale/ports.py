@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.replica.view import ReplicaHandle
+
+
+class Waiting(NamedTuple):
+    """Requests of a model that are in the system."""
+
+    requests: int
+    """Those that no replica has begun."""
+    tokens: int
+    """Prompt tokens of these."""
+    outstanding: int
+    """All that have not ended."""
 
 
 class ScalerWorld(Protocol):
@@ -54,8 +65,8 @@ class ScalerWorld(Protocol):
         """The links."""
         ...
 
-    def waiting(self) -> tuple[int, int, int]:
-        """(requests, prompt tokens) that no replica has begun, and requests in the system."""
+    def waiting(self) -> Waiting:
+        """What waits now."""
         ...
 
     def note(self, kind: str, target: str, text: str) -> None:

@@ -311,21 +311,20 @@ class Scaler(Actor):
         """The cluster as it is."""
         world = self._world
         now_ns = world.kernel.now_ns
-        requests, tokens, outstanding = world.waiting()
-        may_empty = self._idleness.look(outstanding, now_ns)
+        waiting = world.waiting()
         return Snapshot(
             now_ns=now_ns,
             replicas=self._views.all(),
             block_tokens=self._block_tokens,
-            waiting_tokens=tokens,
-            waiting_requests=requests,
-            outstanding=outstanding,
+            waiting_tokens=waiting.tokens,
+            waiting_requests=waiting.requests,
+            outstanding=waiting.outstanding,
             tokens_in_migration=world.tokens_in_migration,
             scarce_decode=world.scarce_decode,
             cached_machines=self.cache.cached_machines(now_ns),
             avoided=self.avoided() if self._avoided else (),
             is_busy=self.under_way.is_awaited,
-            may_empty=may_empty,
+            may_empty=self._idleness.look(waiting.outstanding, now_ns),
         )
 
     def _view(self, replica: ReplicaHandle) -> ReplicaView:
@@ -439,7 +438,7 @@ class Scaler(Actor):
     def can_spare(self) -> list[ReplicaHandle]:
         """Replicas beyond the minimum, least loaded first; all of an idle model may go."""
         table = self.table
-        is_idle = not self._world.waiting()[2]
+        is_idle = not self._world.waiting().outstanding
         found: list[ReplicaHandle] = []
         for state in (S.PREFILL, S.DECODE, S.COLOCATED):
             serving = [r for r in self._world.members if r.state is state]

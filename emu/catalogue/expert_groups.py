@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from emu.catalogue.reader import ConfigReader
 
 
-def expert_groups(read: ConfigReader, experts: int) -> tuple[int, int]:
-    """(groups, groups that a token uses); (1, 1) where the router looks at all experts."""
+class Groups(NamedTuple):
+    """Groups of experts, and how many of them a token uses."""
+
+    groups: int
+    chosen: int
+
+
+def expert_groups(read: ConfigReader, experts: int) -> Groups:
+    """One group where the router looks at all experts."""
     groups, chosen = read.optional("n_group") or 1, read.optional("topk_group") or 1
     if groups <= 1 or read.get("topk_method") == "greedy":
-        return 1, 1
+        return Groups(1, 1)
     if experts % groups or chosen > groups:
         raise read.problem("n_group", f"{chosen} of {groups} groups of {experts} experts")
-    return groups, chosen
+    return Groups(groups, chosen)

@@ -17,15 +17,12 @@ from emu.catalogue.expert_groups import expert_groups
 from emu.catalogue.families import PLAIN, check_keys
 from emu.catalogue.layers import Experts, LatentAttention, Layer
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.quantization import read_quantization
-from emu.catalogue.reader import ConfigReader, HfConfig
+from emu.catalogue.quantization import Quantization, read_quantization
+from emu.catalogue.reader import HIDDEN, ConfigReader, HfConfig
 from emu.catalogue.tower import Tower, read_tower
 from emu.errors import InputError
 
 # The first name found counts.
-HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim")
-LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS: Final = (
     "num_key_value_heads",
     "num_kv_heads",
@@ -34,8 +31,6 @@ KV_HEADS: Final = (
     "num_query_groups",
 )
 FFN: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-VOCAB: Final = ("vocab_size", "padded_vocab_size")
-POSITIONS: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 _MTP_WITHOUT_KEY: Final = {"qwen3_next": 1}
 """By model type: layers that are published with the weights (`mtp.*`) and not in `config.json`."""
 MTP_LAYERS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -65,6 +60,22 @@ OPT_IN_WINDOW: Final = "use_sliding_window"
 """Qwen's configurations state a window that is off unless this key is true."""
 
 
+class Published(msgspec.Struct, frozen=True):
+    """What is published of a model."""
+
+    name: str
+    kind: str
+    """Its `model_type`, or the one that it is assumed to be."""
+    read: ConfigReader
+    tower: Tower | None
+    companion: HfConfig | None
+    """The content of `hf_quant_config.json`."""
+
+    def stored(self, layers: int) -> Quantization:
+        """The types of its weights."""
+        return read_quantization(self.read, layers, self.companion)
+
+
 def from_hf_config(
     config: HfConfig,
     name: str,
@@ -92,9 +103,8 @@ def from_hf_config(
         check_keys(read, kind, is_known=kind in PLAIN or layers_of is not None)
     if kind == "dbrx":
         read = ConfigReader(_flat_dbrx(read), source)
-    if layers_of is not None:
-        return _special(read, kind, name, layers_of(read), companion, read_tower(config))
-    return _plain(read, kind, name, companion, read_tower(config))
+    model = Published(name, kind, read, read_tower(config), companion)
+    return _plain(model) if layers_of is None else _special(model, layers_of(read))
 
 
 def _layers_of(kind: str) -> Callable[[ConfigReader], list[Layer]] | None:
@@ -104,37 +114,27 @@ def _layers_of(kind: str) -> Callable[[ConfigReader], list[Layer]] | None:
     return SPECIAL.get(kind)
 
 
-def _plain(
-    read: ConfigReader,
-    kind: str,
-    name: str,
-    companion: HfConfig | None,
-    tower: Tower | None,
-) -> ModelSpec:
+def _plain(model: Published) -> ModelSpec:
     """A model of one kind of layer, perhaps with windows or experts in some."""
-    hidden = read.required(*HIDDEN)
-    layers = read.layers(*LAYERS)
-    latent = _latent(read)
-    heads, kv_heads = _heads(read, kind, hidden, latent)
+    read, kind = model.read, model.kind
     experts = _experts(read, kind)
-    moe_layers = _moe_layers(read, kind, layers, experts)
-    window, window_layers = _windows(read, kind, layers)
-    max_position = read.optional(*POSITIONS) or 2048
-    stored = read_quantization(read, layers, companion)
+    moe_layers = _moe_layers(read, kind, experts)
+    window_layers = _window_layers(read, kind)
+    stored = model.stored(read.layers)
     biased = kind in ALL_BIASED
     attention_bias = bool(read.get("attention_bias", read.get("bias", False))) or biased
     return ModelSpec(
-        name=name,
+        name=model.name,
         source=read.source,
         model_type=kind,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=read.optional("head_dim", "kv_channels") or hidden // heads,
-        ffn=_dense_ffn(read, kind, hidden, experts is not None and all(moe_layers)),
-        vocab=read.required(*VOCAB),
-        max_position=max_position,
+        hidden=read.hidden,
+        layers=read.layers,
+        heads=read.heads,
+        kv_heads=_kv_heads(read, kind),
+        head_dim=read.optional("head_dim", "kv_channels") or read.hidden // read.heads,
+        ffn=0 if experts is not None and all(moe_layers) else _dense_ffn(read, kind),
+        vocab=read.vocab,
+        max_position=read.max_position,
         dtype=_dtype(read),
         linear_dtype=stored.linear_dtype,
         expert_dtype=stored.expert_dtype,
@@ -151,29 +151,23 @@ def _plain(
         or (kind == "minimax_m2" and bool(read.get("use_qk_norm", False))),
         wide_router=kind == "minimax_m2",
         attention_sinks=kind == "gpt_oss",
-        position_rows=_position_rows(kind, max_position),
-        latent=latent,
+        position_rows=_position_rows(kind, read.max_position),
+        latent=_latent(read),
         experts=experts,
         moe_layers=moe_layers if any(moe_layers) else (),
-        window=window,
+        window=(read.optional("sliding_window") or 0) if window_layers else 0,
         window_layers=window_layers,
-        tower=tower,
+        tower=model.tower,
         mtp_layers=_mtp_layers(read, kind),
         unquantized=stored.unquantized,
         published_kv_dtype=stored.kv_cache_dtype,
     )
 
 
-def _special(
-    read: ConfigReader,
-    kind: str,
-    name: str,
-    layers: list[Layer],
-    companion: HfConfig | None,
-    tower: Tower | None,
-) -> ModelSpec:
+def _special(model: Published, layers: list[Layer]) -> ModelSpec:
     """A model whose layers differ: the fields of a plain one are those of its widest layers."""
-    stored = read_quantization(read, len(layers), companion)
+    read, kind = model.read, model.kind
+    stored = model.stored(len(layers))
     if stored.unquantized:
         layers = [
             msgspec.structs.replace(layer, unquantized=kept)
@@ -181,35 +175,34 @@ def _special(
         ]
     with_attention = [layer.attention for layer in layers if layer.attention is not None]
     widest = max(with_attention, key=lambda part: part.kv_width(), default=None)
-    latent = next((layer.latent for layer in layers if layer.latent is not None), None)
-    heads = read.required(*HEADS)
-    hidden = read.required(*HIDDEN)
     experts = next((layer.experts for layer in layers if layer.experts is not None), None)
     windows = [_window_of(layer) for layer in layers]
     return ModelSpec(
-        name=name,
+        name=model.name,
         source=read.source,
         model_type=kind,
-        hidden=hidden,
+        hidden=read.hidden,
         layers=len(layers),
-        heads=heads,
-        kv_heads=widest.kv_heads if widest else heads,
-        head_dim=widest.head_dim if widest else read.optional("head_dim") or hidden // heads,
+        heads=read.heads,
+        kv_heads=widest.kv_heads if widest else read.heads,
+        head_dim=widest.head_dim
+        if widest
+        else read.optional("head_dim") or read.hidden // read.heads,
         ffn=max((layer.mlp.width for layer in layers if layer.mlp is not None), default=0),
-        vocab=read.required(*VOCAB),
-        max_position=read.optional(*POSITIONS) or 2048,
+        vocab=read.vocab,
+        max_position=read.max_position,
         dtype=_dtype(read),
         linear_dtype=stored.linear_dtype,
         expert_dtype=stored.expert_dtype,
         tied_embeddings=bool(read.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
         gated_mlp=kind != "nemotron_h",
-        latent=latent,
+        latent=next((layer.latent for layer in layers if layer.latent is not None), None),
         experts=experts,
         moe_layers=tuple(layer.experts is not None for layer in layers) if experts else (),
         window=max(windows),
         window_layers=tuple(map(bool, windows)) if any(windows) else (),
         special_layers=tuple(layers),
-        tower=tower,
+        tower=model.tower,
         mtp_layers=_mtp_layers(read, kind),
         published_kv_dtype=stored.kv_cache_dtype,
     )
@@ -248,20 +241,18 @@ def _text_keys(config: HfConfig, source: str) -> HfConfig:
     return config
 
 
-def _heads(
-    read: ConfigReader, kind: str, hidden: int, latent: LatentAttention | None
-) -> tuple[int, int]:
-    """Query heads and KV heads."""
-    heads = read.required(*HEADS)
-    kv_heads = _kv_heads(read, kind, heads)
-    if read.get("head_dim") is None and latent is None and hidden % heads:
+def _kv_heads(read: ConfigReader, kind: str) -> int:
+    """Heads of keys and values, which share the query heads evenly."""
+    heads, hidden = read.heads, read.hidden
+    if read.get("head_dim") is None and _latent(read) is None and hidden % heads:
         raise read.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+    kv_heads = _published_kv_heads(read, kind, heads)
     if heads % kv_heads:
         raise read.problem("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
-    return heads, kv_heads
+    return kv_heads
 
 
-def _kv_heads(read: ConfigReader, kind: str, heads: int) -> int:
+def _published_kv_heads(read: ConfigReader, kind: str, heads: int) -> int:
     if kind == "falcon":
         if read.get("new_decoder_architecture", False):
             return read.optional(*KV_HEADS) or heads
@@ -285,16 +276,14 @@ def _position_rows(kind: str, max_position: int) -> int:
     return max_position if kind in ("gpt2", "gpt_bigcode") else 0
 
 
-def _dense_ffn(read: ConfigReader, kind: str, hidden: int, only_experts: bool) -> int:
-    if only_experts:
-        return 0
+def _dense_ffn(read: ConfigReader, kind: str) -> int:
     if kind == "qwen":  # the first Qwen counts gate and up together
         return read.required(*FFN) // 2
     ffn = read.optional("intermediate_size_mlp", *FFN)  # the first: Llama 4
     if ffn:
         return ffn
     if kind in ("gpt2", "gptj", "gpt_bigcode", "falcon", "bloom"):
-        return 4 * hidden
+        return 4 * read.hidden
     return read.required(*FFN)
 
 
@@ -314,35 +303,43 @@ def _experts(read: ConfigReader, kind: str) -> Experts | None:
     count = read.optional(*EXPERT_COUNT) or 0
     if count <= 1:
         return None
-    per_token = read.required(*EXPERTS_PER_TOKEN)
-    if per_token > count:
-        raise read.problem(EXPERTS_PER_TOKEN[0], f"{per_token} is more than {count} experts")
-    ffn = read.optional("moe_intermediate_size", "expert_intermediate_size")
-    # Llama 4 and Mixtral keep the expert's width under the plain key.
-    ffn = ffn or read.required("intermediate_size", "ffn_dim")
-    shared = read.optional("shared_expert_intermediate_size") or 0
-    if not shared:
-        names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
-        shared = ffn * (read.optional(*names, "moe_num_shared_experts") or 0)
-    groups, chosen = expert_groups(read, count)
+    groups = expert_groups(read, count)
     return Experts(
         count=count,
-        per_token=per_token,
-        ffn=ffn,
-        shared_ffn=shared,
+        per_token=_experts_per_token(read, count),
+        ffn=_expert_ffn(read),
+        shared_ffn=_shared_ffn(read),
         shared_gate=kind == "qwen2_moe",
         router_bias=kind in ("gpt_oss", "glm4_moe", "glm4_moe_lite")
         or read.get("topk_method") == "noaux_tc"
         or bool(read.get("use_routing_bias", read.get("moe_use_aux_free", False))),
         bias=kind == "gpt_oss",
-        groups=groups,
-        groups_chosen=chosen,
+        groups=groups.groups,
+        groups_chosen=groups.chosen,
     )
 
 
-def _moe_layers(
-    read: ConfigReader, kind: str, layers: int, experts: Experts | None
-) -> tuple[bool, ...]:
+def _expert_ffn(read: ConfigReader) -> int:
+    """Llama 4 and Mixtral keep the expert's width under the plain key."""
+    own = read.optional("moe_intermediate_size", "expert_intermediate_size")
+    return own or read.required("intermediate_size", "ffn_dim")
+
+
+def _shared_ffn(read: ConfigReader) -> int:
+    """Width of the experts that every token meets, together."""
+    names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
+    count = read.optional(*names, "moe_num_shared_experts") or 0
+    return read.optional("shared_expert_intermediate_size") or _expert_ffn(read) * count
+
+
+def _experts_per_token(read: ConfigReader, count: int) -> int:
+    per_token = read.required(*EXPERTS_PER_TOKEN)
+    if per_token > count:
+        raise read.problem(EXPERTS_PER_TOKEN[0], f"{per_token} is more than {count} experts")
+    return per_token
+
+
+def _moe_layers(read: ConfigReader, kind: str, experts: Experts | None) -> tuple[bool, ...]:
     """Dense first layers (DeepSeek), every n-th layer (Qwen, Llama 4), single exceptions."""
     if experts is None:
         return ()
@@ -351,23 +348,25 @@ def _moe_layers(
     dense = read.indices("mlp_only_layers")
     end = read.optional("moe_layer_end_index")
     if end is not None:
-        dense |= set(range(end + 1, layers))
+        dense |= set(range(end + 1, read.layers))
     from_end = kind != "deepseek_v2" and kind != "deepseek_v3"
     return tuple(
         index >= first_dense
         and index not in dense
         and ((index + 1) % step == 0 if from_end else index % step == 0)
-        for index in range(layers)
+        for index in range(read.layers)
     )
 
 
-def _windows(read: ConfigReader, kind: str, layers: int) -> tuple[int, tuple[bool, ...]]:
+def _window_layers(read: ConfigReader, kind: str) -> tuple[bool, ...]:
+    """For each layer whether it has a window; empty if none has."""
+    layers = read.layers
     listed = read.listed("layer_types", layers, LAYER_KINDS)
     window = read.optional("sliding_window") or 0
     if not window or read.get(OPT_IN_WINDOW, not kind.startswith("qwen")) is False:
         if listed and "sliding_attention" in listed and not kind.startswith("qwen"):
             raise read.problem("sliding_window", "the key is missing for sliding_attention layers")
-        return 0, ()
+        return ()
     if listed:
         flags = tuple(entry == "sliding_attention" for entry in listed)
     elif kind in ("gpt_oss", "gemma2"):  # local first, then alternating
@@ -379,7 +378,7 @@ def _windows(read: ConfigReader, kind: str, layers: int) -> tuple[int, tuple[boo
         flags = tuple(index >= first for index in range(layers))
     else:
         flags = (True,) * layers
-    return (window, flags) if any(flags) else (0, ())
+    return flags if any(flags) else ()
 
 
 def _every_nth_is_full(read: ConfigReader, kind: str, layers: int) -> tuple[bool, ...]:

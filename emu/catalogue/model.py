@@ -143,40 +143,37 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             for layer in self.special_layers
         )
 
+    def _attention(self, layer_index: int) -> Attention:
+        qk_norm = 2 * self.head_dim * self.qk_norm
+        qk_norm += (self.heads + self.kv_heads) * self.head_dim * self.wide_qk_norm
+        return Attention(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.head_dim,
+            window_tokens=self.window if self.is_window_layer(layer_index) else 0,
+            qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
+            sinks=self.attention_sinks,
+            norm_params=qk_norm,
+        )
+
     def layer(self, layer_index: int) -> Layer:
         """What one layer consists of."""
         if self.special_layers:
             return self.special_layers[layer_index]
         norms = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
-        mlp, experts = None, None
-        if self.is_moe_layer(layer_index):
-            experts = self.experts
-        else:
-            mlp = Mlp(width=self.ffn, gated=self.gated_mlp, bias=self.mlp_bias)
-        attention = None
-        if self.latent is None:
-            qk_norm = 2 * self.head_dim * self.qk_norm
-            qk_norm += (self.heads + self.kv_heads) * self.head_dim * self.wide_qk_norm
-            attention = Attention(
-                heads=self.heads,
-                kv_heads=self.kv_heads,
-                head_dim=self.head_dim,
-                value_dim=self.head_dim,
-                window_tokens=self.window if self.is_window_layer(layer_index) else 0,
-                qkv_bias=self.qkv_bias,
-                o_bias=self.o_bias,
-                sinks=self.attention_sinks,
-                norm_params=qk_norm,
-            )
-        else:
+        if self.latent is not None:
             norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
             norms += self.hidden * self.o_bias
+        has_experts = self.is_moe_layer(layer_index)
+        mlp = Mlp(width=self.ffn, gated=self.gated_mlp, bias=self.mlp_bias)
         return Layer(
-            attention=attention,
+            attention=self._attention(layer_index) if self.latent is None else None,
             latent=self.latent,
             latent_heads=self.heads if self.latent else 0,
-            mlp=mlp,
-            experts=experts,
+            mlp=None if has_experts else mlp,
+            experts=self.experts if has_experts else None,
             experts_gated=self.gated_mlp,
             norm_params=norms,
             unquantized=self.unquantized[layer_index] if self.unquantized else frozenset(),

@@ -7,9 +7,16 @@ Owns nothing but the configuration being read and where it came from. Every comp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from emu.errors import InputError
+
+# The first name found counts.
+HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim")
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+POSITIONS: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+VOCAB: Final = ("vocab_size", "padded_vocab_size")
 
 _COUNT_MAX = 1 << 40
 _LAYERS_MAX = 10_000
@@ -60,13 +67,33 @@ class ConfigReader:
             raise self.problem(names[0], "must not be 0")
         return value
 
-    def layers(self, *names: str) -> int:
-        """The number of layers, each of which is looked at; as `required`, and no more than that
-        models have."""
-        value = self.required(*names)
+    @property
+    def hidden(self) -> int:
+        """Width of what passes from layer to layer."""
+        return self.required(*HIDDEN)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, each of which is looked at: no more than models have."""
+        value = self.required(*LAYERS)
         if value > _LAYERS_MAX:
-            raise self.problem(names[0], f"{value} is out of range: at most {_LAYERS_MAX:,}")
+            raise self.problem(LAYERS[0], f"{value} is out of range: at most {_LAYERS_MAX:,}")
         return value
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.required(*HEADS)
+
+    @property
+    def max_position(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.optional(*POSITIONS) or 2048
+
+    @property
+    def vocab(self) -> int:
+        """Entries of the vocabulary."""
+        return self.required(*VOCAB)
 
     def get(self, name: str, default: object = None) -> object:
         """A key of any type; `default` where it is absent or null."""

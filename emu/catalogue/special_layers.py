@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from msgspec.structs import replace
+
 from emu.catalogue.expert_groups import expert_groups
 from emu.catalogue.families import QWEN_LINEAR, SPARSE_LATENT
 from emu.catalogue.layers import (
@@ -134,7 +136,7 @@ def _two_norms(read: ConfigReader) -> int:
 
 
 def _count(read: ConfigReader) -> int:
-    return read.layers("num_hidden_layers")
+    return read.layers
 
 
 _ATTENTION_OR_LINEAR: Final = frozenset(("full_attention", "linear_attention"))
@@ -190,18 +192,13 @@ def _gemma4(read: ConfigReader) -> list[Layer]:
         norm_params=2 * wide_dim,
     )
     routed = bool(read.get("enable_moe_block", False))
-    experts = None
+    plain = Layer(mlp=_dense(read), norm_params=(7 if routed else 4) * hidden)
     if routed:
         scales = hidden + (read.optional("num_experts") or 0)
         experts = _experts(read, shared_ffn=0, router_bias=False, router_scales=scales)
+        plain = replace(plain, experts=experts)
     return [
-        Layer(
-            attention=wide if kind == "full_attention" else narrow,
-            mlp=_dense(read),
-            experts=experts,
-            norm_params=(7 if routed else 4) * hidden,
-        )
-        for kind in kinds
+        replace(plain, attention=wide if kind == "full_attention" else narrow) for kind in kinds
     ]
 
 
@@ -338,16 +335,14 @@ def _minimax(read: ConfigReader) -> list[Layer]:
         other_params=wide,
         flops_per_token=4 * wide * attention.head_dim,
     )
-    experts = _experts(read, shared_ffn=0, router_bias=False)
-    return [
-        Layer(
-            attention=attention if kind == "full_attention" else None,
-            state=state if kind == "linear_attention" else None,
-            experts=experts,
-            norm_params=_two_norms(read),
-        )
-        for kind in kinds
-    ]
+    plain = Layer(
+        experts=_experts(read, shared_ffn=0, router_bias=False), norm_params=_two_norms(read)
+    )
+    of_kind = {
+        "full_attention": replace(plain, attention=attention),
+        "linear_attention": replace(plain, state=state),
+    }
+    return [of_kind[str(kind)] for kind in kinds]
 
 
 _NEMOTRON_LETTERS: Final = MappingProxyType(
@@ -383,15 +378,13 @@ def _nemotron_h(read: ConfigReader) -> list[Layer]:
     for word in words:
         if word not in _NEMOTRON_LETTERS.values():
             raise read.problem("layers_block_type", f"unknown kind of layer {word!r}")
-        experts = None
-        if word == "moe":
-            experts = _experts(read, hidden=read.optional("moe_latent_size") or 0, router_bias=True)
+        latent = read.optional("moe_latent_size") or 0
         layers.append(
             Layer(
                 attention=_gqa(read) if word == "attention" else None,
                 state=mamba if word == "mamba" else None,
                 mlp=_dense(read, gated=False) if word == "mlp" else None,
-                experts=experts,
+                experts=_experts(read, hidden=latent, router_bias=True) if word == "moe" else None,
                 experts_gated=False,
                 norm_params=hidden,
             )
@@ -400,8 +393,6 @@ def _nemotron_h(read: ConfigReader) -> list[Layer]:
 
 
 def _with_state_dtype(state: StateSpace, dtype: str) -> StateSpace:
-    from msgspec.structs import replace
-
     return replace(state, state_dtype=dtype)
 
 
@@ -497,20 +488,17 @@ def _granite_hybrid(read: ConfigReader) -> list[Layer]:
         read.optional("mamba_n_groups") or 1,
         read.required("mamba_d_state"),
     )
-    experts = None
+    plain = Layer(norm_params=_two_norms(read))
     if read.optional("num_local_experts"):
         shared = read.optional("shared_intermediate_size") or 0
-        experts = _experts(read, shared_ffn=shared, router_bias=False)
-    return [
-        Layer(
-            attention=_gqa(read) if kind == "attention" else None,
-            state=mamba if kind == "mamba" else None,
-            mlp=_dense(read, "shared_intermediate_size") if experts is None else None,
-            experts=experts,
-            norm_params=_two_norms(read),
-        )
-        for kind in kinds
-    ]
+        plain = replace(plain, experts=_experts(read, shared_ffn=shared, router_bias=False))
+    else:
+        plain = replace(plain, mlp=_dense(read, "shared_intermediate_size"))
+    of_kind = {
+        "attention": replace(plain, attention=_gqa(read)),
+        "mamba": replace(plain, state=mamba),
+    }
+    return [of_kind[str(kind)] for kind in kinds]
 
 
 def _mimo_v2(read: ConfigReader) -> list[Layer]:

@@ -78,7 +78,6 @@ def read_tower(config: HfConfig) -> Tower | None:
     patches = merge * merge if isinstance(merge, int) else _PATCHES.get(kind, 0)
     window = _WINDOW_PATCHES.get(kind, 0)
     full = vision.get("fullatt_block_indexes")
-    ffn = number("intermediate_size", "vt_intermediate_size") or 4 * hidden
     beside = 0
     if number("projector_input_dim"):  # Llama 4: patches shuffled together, then three products
         side, wide = number("patch_size"), number("projector_output_dim")
@@ -90,7 +89,7 @@ def read_tower(config: HfConfig) -> Tower | None:
         hidden=hidden,
         layers=layers,
         heads=number("num_heads", "num_attention_heads", "vt_num_attention_heads") or 16,
-        ffn=ffn,
+        ffn=number("intermediate_size", "vt_intermediate_size") or 4 * hidden,
         beside_params=beside,
         patches_per_token=patches,
         levels=1 + _STACKED_LEVELS if kind in _STACKED else 1,

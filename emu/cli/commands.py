@@ -208,7 +208,7 @@ _FAULTS: Final = {
     ),
     "chaos": Command(
         "Many seeds of random faults, everything checked; exit status 4 if emu was wrong.",
-        "emu.cli.faults:ChaosOptions",
+        "emu.apps.chaos.options:ChaosOptions",
         "emu.cli.faults:chaos",
         "With --log-level: one seed, or one world of the corpus.",
     ),

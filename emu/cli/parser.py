@@ -112,14 +112,13 @@ def _add(parser: Parser, field: Field) -> None:
             *field.flags, dest=field.name, help=text, default=field.default, action=action
         )
         return
-    choices = field.choices or None
     if field.is_positional:
         parser.add_argument(
             field.name,
             help=text,
             metavar=field.name.upper(),
             nargs="+" if field.is_many else None if is_needed else "?",
-            choices=choices,
+            choices=field.choices or None,
             type=_converter(field),
         )
         return
@@ -128,10 +127,10 @@ def _add(parser: Parser, field: Field) -> None:
         dest=field.name,
         required=is_needed,
         help=text,
-        metavar=None if choices else field.option.metavar or _METAVARS[field.kind],
+        metavar=None if field.choices else field.option.metavar or _METAVARS[field.kind],
         action="extend" if field.is_many else "store",
         nargs="+" if field.is_many else None,
-        choices=choices,
+        choices=field.choices or None,
         type=_converter(field),
     )
 

@@ -35,19 +35,7 @@ def run(options: RunOptions) -> int:
         return seeds_command(config, output, options)
     from emu.runs.runner import run_command
 
-    return run_command(
-        config,
-        output=output,
-        seed=options.seed,
-        overrides=options.settings,
-        quiet=options.quiet,
-        report=options.report,
-        log_level=options.level,
-        log_format=options.log_format,
-        force=options.force,
-        as_json=options.as_json,
-        jobs=options.jobs,
-    )
+    return run_command(config, output, options)
 
 
 class ValidateOptions(Settings, Json):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from emu.config.names import WorkloadFormat
 from emu.errors import InputError
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
     from emu.workload.statistics import Description
     from emu.workload.tools import Written
+
+
+class Drawn(NamedTuple):
+    """A workload, and the seed of what of it is drawn."""
+
+    table: WorkloadTable
+    seed: int
 
 
 class Source(Options):
@@ -44,14 +51,14 @@ class Source(Options):
         Option("Seed of what is drawn (arrivals of formats without any).", at_least=0),
     ] = 42
 
-    def read(self) -> tuple[WorkloadTable, int]:
-        """The workload that the path means, and the seed of what is drawn."""
+    def read(self) -> Drawn:
+        """The workload that the path means."""
         from emu.config.schema import WorkloadTable
         from emu.workload.formats.csv_named import columns_of
 
         if self.source.suffix == ".toml":
             config = _config(self.source, [])
-            return config.workload, config.seed
+            return Drawn(config.workload, config.seed)
         if not self.source.exists():
             raise InputError(str(self.source), None, "", "no such file")
         table = WorkloadTable(
@@ -60,7 +67,7 @@ class Source(Options):
             columns=columns_of(self.columns),
             tokenizer=self.tokenizer,
         )
-        return table, self.seed
+        return Drawn(table, self.seed)
 
 
 class Target(Options):
@@ -187,13 +194,13 @@ def scale(options: ScaleOptions) -> int:
     """A workload with other arrivals and lengths."""
     from emu.workload.tools import scale as write
 
-    table, seed = options.read()
+    read = options.read()
     name, output = options.written_format, options.output
     written = write(
-        table,
+        read.table,
         output,
         base_dir=Path(),
-        seed=seed,
+        seed=read.seed,
         time_factor=options.time,
         prompt_factor=options.prompt,
         output_factor=options.outputs,
@@ -216,13 +223,13 @@ def slice_(options: SliceOptions) -> int:
     """A piece of a workload."""
     from emu.workload.tools import cut
 
-    table, seed = options.read()
+    read = options.read()
     name, output = options.written_format, options.output
     written = cut(
-        table,
+        read.table,
         output,
         base_dir=Path(),
-        seed=seed,
+        seed=read.seed,
         start_s=options.start_s,
         end_s=options.end_s,
         limit=options.limit,

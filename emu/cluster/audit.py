@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,7 @@ NS_PER_HOUR: Final = 3600 * 10**9
 
 def run_facts(cluster: Cluster) -> RunFacts:
     """What only the cluster knows of the run, for the summary."""
-    gpu_ns, idle_ns = _gpu_times(cluster)
+    held = _gpu_times(cluster)
     faults, network = cluster.faults, cluster.network
     scalers = cluster.scalers
     power, end_ns = cluster.config.power, cluster.kernel.now_ns
@@ -45,8 +45,8 @@ def run_facts(cluster: Cluster) -> RunFacts:
     prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
     return RunFacts(
         end_ns=end_ns,
-        gpu_ns=gpu_ns,
-        idle_gpu_ns=idle_ns,
+        gpu_ns=held.by_role_ns,
+        idle_gpu_ns=held.idle_ns,
         peak_flops=_peak_flops(cluster),
         bytes_moved=network.moved_bytes,
         scale_ups=sum(scaler.scale_ups for scaler in scalers),
@@ -141,8 +141,14 @@ def _cost(cluster: Cluster, prices: list[float]) -> float:
     return sum(gpu_ns * price for gpu_ns, price in zip(held, prices, strict=True)) / NS_PER_HOUR
 
 
-def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
-    """GPU time by role, and how much of the serving time nothing ran."""
+class _GpuTimes(NamedTuple):
+    by_role_ns: dict[str, int]
+    idle_ns: int
+    """Serving time in which nothing ran."""
+
+
+def _gpu_times(cluster: Cluster) -> _GpuTimes:
+    """What the GPUs did with their time."""
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
     for replica in cluster.replicas:
@@ -154,7 +160,7 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
             if role in ("prefill", "decode", "colocated"):
                 serving_ns += held_ns
         idle_ns += max(0, serving_ns - busy_ns * len(replica.gpus))
-    return gpu_ns, idle_ns
+    return _GpuTimes(gpu_ns, idle_ns)
 
 
 def _peak_flops(cluster: Cluster) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from emu.latency.host_costs import HostCosts, host_costs
 from emu.latency.make_roofline import engine_steps, make_roofline
 
 if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
     from emu.latency.offload.pim import PimAttention
     from emu.latency.offload.weights import WeightLoads
     from emu.latency.profile.attention import BlockGrid
@@ -229,6 +230,17 @@ def _aiconfigurator(
     return AiconfiguratorBackend(table, context.model.layers, host)
 
 
+def _profile_gate(context: LatencyContext, table: ProfileTable, ep: int) -> Gate | None:
+    """Where tokens go; None without experts."""
+    experts = context.model.experts
+    if experts is None:
+        return None
+    from emu.latency.moe_gate import GateShape, make_gate
+
+    shape = GateShape(experts.count, experts.per_token, ep, context.seed)
+    return make_gate(table.expert_routing, shape, own=table.expert_routing_own)
+
+
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
     from emu.latency.profile.backend import ProfileBackend
     from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
@@ -246,16 +258,6 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
     )
     ep = context.expert_parallel or context.tensor_parallel
     experts = model.experts
-    gate = None
-    if experts is not None:
-        from emu.latency.moe_gate import GateShape, make_gate
-
-        gate = make_gate(
-            table.expert_routing,
-            GateShape(experts.count, experts.per_token, ep, context.seed),
-            own=table.expert_routing_own,
-        )
-
     return ProfileBackend(
         read_bundle(directory, context.tensor_parallel),
         ProfileModel(
@@ -279,7 +281,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
         ),
         collective_ns=collectives(context),
         host=host,
-        gate=gate,
+        gate=_profile_gate(context, table, ep),
         grid=block_grid(context, table.hardware),
     )
 

@@ -247,15 +247,15 @@ def _scheduler(
         kv_layout=plan.kv_layout,
         state_bytes=plan.state_bytes,
         hands_off=plan.role == "prefill",
+        preemptions_max=config.limits.preemptions_per_request,
+        forms_ahead=plan.schedules_ahead,
         replica_id=plan.replica_id,
     )
     return make_scheduler(
         table,
         limits,
         queue=queue,
-        preemptions_max=config.limits.preemptions_per_request,
         tiers=shared.tiers.of(plan),
-        ahead=plan.schedules_ahead,
         own=own,
         parts=parts,
     )

@@ -14,9 +14,9 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.names import is_import_path
 from emu.config.schema import Config
 from emu.kernel.clock import Kernel
-from emu.migration.destinations import Destinations, OnTaken
+from emu.migration.destinations import Choosing, Destinations, OnTaken
 from emu.migration.live import LiveMigrator, LiveWorld
-from emu.migration.outbound import Kv
+from emu.migration.outbound import Kv, Outbound
 from emu.migration.ports import MigrationWorld
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.replica import Replica
@@ -66,9 +66,9 @@ def build_watchers(
         on_taken = partial(_note_taken, shared.kernel, history)
     plans, config, policies = shared.plan.replicas, shared.plan.config, shared.own_policies
     policy = decode_policy(config)
-    own = see = None
+    choosing = Choosing(policy, on_taken=on_taken)
     if policies is not None and is_import_path(policy):
-        own, see = policies.placement(), policies.view  # one for all
+        choosing.own, choosing.see = policies.placement(), policies.view  # one for all
     tables = [
         {
             (plan.scheduler.policy, plan.scheduler.block_size, plan.kv_layout)
@@ -85,22 +85,19 @@ def build_watchers(
         search = Destinations(
             replica,
             world,
+            choosing,
             holder=name_of(replica.replica_id),
-            policy=policy,
             are_alike=len(tables[model]) == 1,
-            own=own,
-            see=see,
-            on_taken=on_taken,
         )
-        watcher = Watcher(
-            replica,
-            world,
+        outbound = Outbound(
+            replica.replica_id,
             search,
             _kv_of(plan, config, holds_halves=holds_halves[model]),
-            layers=plan.model.layers,
+            world.next_batch_id,
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
         )
+        watcher = Watcher(replica, world, outbound, layers=plan.model.layers)
         replica.connect(watcher)
         watchers[replica.replica_id] = watcher
     return watchers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from emu.autoscale.ports import Waiting
 from emu.autoscale.scaler import Scaler
 from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
@@ -153,7 +154,7 @@ class Cluster:
             self.replicas,
             [pool.members for pool in self.pools],
             self.scalers,
-            lambda model: self.pools[model].waiting()[2],
+            lambda model: self.pools[model].waiting().outstanding,
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         self.waves = join_waves(plan, self.replicas)
@@ -592,8 +593,8 @@ class ModelPool:
         for source_id in sorted(self.stuck):  # the order of getting stuck must not matter
             self.stuck[source_id].look()
 
-    def waiting(self) -> tuple[int, int, int]:
-        """Requests and prompt tokens that no replica has begun, and requests in the system."""
+    def waiting(self) -> Waiting:
+        """What waits now."""
         gateway = self.cluster.gateway
         held = [r for r in gateway.held if self.is_only or r.model == self.index]
         requests, tokens = len(held), sum(r.prompt_tokens for r in held)
@@ -608,7 +609,7 @@ class ModelPool:
         outstanding = gateway.outstanding
         if not self.is_only:
             outstanding = gateway.dispatches[self.index].outstanding
-        return requests, tokens, outstanding
+        return Waiting(requests, tokens, outstanding)
 
     def is_placeable(self, replica: ReplicaHandle) -> bool:
         """No replica of another model is on its GPUs."""

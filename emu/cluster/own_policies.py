@@ -7,7 +7,7 @@ watches the gateway (arrivals, ends), reads replicas when it is asked, and chang
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from emu.config.own import make_own
 from emu.config.schema import Config
@@ -19,7 +19,7 @@ from emu.policy.books import Books
 from emu.policy.context import Context
 from emu.policy.own import OwnAdmission, OwnMigration, OwnPlacement
 from emu.policy.views import Ended, ReplicaView, RequestView, TransferView
-from emu.replica.view import ReplicaHandle
+from emu.replica.view import ReplicaHandle, View
 from emu.request import Request
 from emu.units import ms_to_ns
 
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from emu.migration.watcher import Watcher
 
 _OF_PLANNERS: Final = "autoscale.planner"
+
+
+class _Load(NamedTuple):
+    """The load of a replica at one time."""
+
+    waiting: int
+    running: int
+    waiting_tokens: int
+    blocks_used: int
 
 
 class OwnPolicies:
@@ -162,25 +171,29 @@ class OwnPolicies:
         """All replicas, by id; load of `delay_ns` ago."""
         return [self.view(replica, delay_ns) for replica in self._replicas]
 
+    def _load(self, view: View, delay_ns: int) -> _Load:
+        """The load now, or so long ago."""
+        if not delay_ns:
+            return _Load(
+                view.waiting_count, view.running_count, view.waiting_tokens, view.blocks_used
+            )
+        late = view.late(self.now_ns - delay_ns)
+        assert late is not None, "its history is kept"
+        return _Load(*late[1:])
+
     def view(self, replica: ReplicaHandle, delay_ns: int = 0) -> ReplicaView:
         """One replica."""
         view = replica.view()
-        if delay_ns:
-            late = view.late(self.now_ns - delay_ns)
-            assert late is not None, "its history is kept"
-            _, waiting, running, tokens, used = late
-        else:
-            waiting, running = view.waiting_count, view.running_count
-            tokens, used = view.waiting_tokens, view.blocks_used
+        load = self._load(view, delay_ns)
         return ReplicaView(
             replica_id=replica.replica_id,
             state=replica.state.value,
             machine=replica.machine,
             gpus=len(replica.gpus),
-            waiting=waiting,
-            running=running,
-            waiting_tokens=tokens,
-            blocks_used=used,
+            waiting=load.waiting,
+            running=load.running,
+            waiting_tokens=load.waiting_tokens,
+            blocks_used=load.blocks_used,
             blocks_total=view.blocks_total,
             max_num_seqs=view.max_num_seqs,
         )

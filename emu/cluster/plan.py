@@ -309,12 +309,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
 
         config = apply_preset(config)
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
-    topology = build_topology(
-        config.nodes,
-        gpu_specs,
-        leaf_uplink_gbps=config.network.leaf_uplink_gbps,
-        source=source,
-    )
+    uplink_gbps = config.network.leaf_uplink_gbps
+    topology = build_topology(config.nodes, gpu_specs, leaf_uplink_gbps=uplink_gbps, source=source)
     places = place(config.replicas, topology, source=source)
     replicas: list[ReplicaPlan] = []
     machines = Machines(topology, gpu_specs)
@@ -360,7 +356,7 @@ def _replicas_of(
         gpu = machines.gpus_of_nodes[machine.table]
         if machine.table not in divided:
             divided[machine.table] = divide_memory(group, gpu)
-        scheduler, memory, num_blocks = divided[machine.table]
+        part = divided[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
             group=group.number,
@@ -371,16 +367,16 @@ def _replicas_of(
             node=group.config.nodes[machine.table],
             model=group.model,
             dtype=group.model_table.dtype,
-            kv_dtype=memory.kv_dtype,
+            kv_dtype=part.memory.kv_dtype,
             tensor_parallel=table.tensor_parallel,
             pipeline_parallel=table.pipeline_parallel,
             expert_parallel=table.expert_parallel,
             data_parallel_group=table.data_parallel_group,
             placement=table.placement,
-            scheduler=scheduler,
+            scheduler=part.scheduler,
             latency=group.latency,
-            memory=memory,
-            num_blocks=num_blocks,
+            memory=part.memory,
+            num_blocks=part.num_blocks,
             max_model_tokens=group.max_model_tokens,
             bound=group.bound,
             served=group.model_table.label,

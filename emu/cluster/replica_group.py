@@ -33,7 +33,7 @@ from emu.engines.bundle import BoundEngine, Server
 from emu.engines.registry import bind, filled
 from emu.errors import InputError
 from emu.kv.groups import KvLayout, kv_layout
-from emu.kv.memory import MemoryPlan, engine_plan
+from emu.kv.memory import Demand, MemoryPlan, engine_plan
 from emu.latency.experts.setting import ExpertDefaults, ExpertSetting, expert_setting
 from emu.units import GIB, ceil_div
 
@@ -67,6 +67,11 @@ class ReplicaGroup(msgspec.Struct, frozen=True):
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     experts: ExpertSetting | None = None
     """How its experts are shared between replicas; None = plainly."""
+
+    @property
+    def place(self) -> str:
+        """Where the table stands, for messages about what it does not say itself."""
+        return f"{self.source}: {self.key}"
 
     @property
     def key(self) -> str:
@@ -152,12 +157,12 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         and (is_alone or has_states(group.model))
         and (not group.config.network.tiers or has_states(group.model))
     )
-    model, source = group.model, f"{group.source}: {group.key}"
+    model = group.model
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
     if has_states(model) and not keeps_groups:
         problem = f"{model.name} has layers with states: it needs policy vllm"
-        raise InputError(source, None, "model", problem)
+        raise InputError(group.place, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
     layout = kv_layout(
@@ -168,7 +173,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
         block_size=scheduler.block_size,
         stages=table.pipeline_parallel,
         draft_tokens=sum(one.more_tokens(scheduler) for one in group.features),
-        source=source,
+        source=group.place,
     )
     return None if layout.is_uniform else layout
 
@@ -183,34 +188,31 @@ def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
 def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
-    ranks = table.tensor_parallel * table.pipeline_parallel
     methods = [one.draft_method(group.scheduler) for one in group.features]
     server = Server(
         gpu=gpu,
         max_model_tokens=group.max_model_tokens,
-        ranks=ranks,
+        ranks=table.tensor_parallel * table.pipeline_parallel,
         drafts=next(filter(None, methods), ""),
     )
     scheduler = filled(group.scheduler, group.bound, server)
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
-    engine, tp = _counted_engine(group), table.tensor_parallel
+    engine = _counted_engine(group)
     _check_expert_gpus(group, gpu)
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
         kept = engine.memory.kept(
             model,
-            tp=tp,
+            tp=table.tensor_parallel,
             element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
             max_num_seqs=scheduler.requests_max,
             max_num_batched_tokens=scheduler.tokens_max,
         )
         reserve, beside = kept.total_bytes, max(beside, kept.encoded_bytes)
     features, layout = group.features, group.layout
-    memory = engine_plan(
-        model,
-        gpu.memory_gib if engine is None else gpu.reported_gib,
-        tp=tp,
+    demand = Demand(
+        tp=table.tensor_parallel,
         pp=table.pipeline_parallel,
         ep=weights_ep(group.experts, table.expert_parallel),
         dtype=model_table.dtype,
@@ -222,10 +224,11 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         outside_bytes=_outside_bytes(group),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=group.draft,
-        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
+        slot_bytes=sum(one.slot_bytes(scheduler, model, table.tensor_parallel) for one in features),
         of_free=engine is not None and engine.memory.shares_free,
-        source=f"{group.source}: {group.key}",
     )
+    gib = gpu.memory_gib if engine is None else gpu.reported_gib
+    memory = engine_plan(model, gib, demand, group.place)
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return Divided(scheduler, memory, scheduler.num_blocks or blocks)
 
@@ -245,7 +248,7 @@ def _divided_by_vidur(
         max_tokens=group.max_model_tokens if reserved is None else reserved.max_tokens,
         block_size=scheduler.block_size,
         margin=margin,
-        source=f"{group.source}: {group.key}",
+        source=group.place,
     )
     if reserved is not None:
         cap = min(reserved.batch_size_cap, batch)

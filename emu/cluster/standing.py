@@ -49,16 +49,16 @@ def standing(replica: ReplicaHandle, at_ns: int, last: Iterable[Record] = ()) ->
     """How it stands now, at `at_ns`."""
     view = replica.view()
     prefill, decode = view.tokens_produced
-    flight, step_ends_ns, doing = view.in_flight
+    now = view.in_flight
     return Standing(
         replica=replica.replica_id,
         at_ns=at_ns,
         state=replica.state.value,
         since_ns=_since_ns(replica.history),
         cause=_cause(replica.history),
-        flight=flight,
-        doing=doing,
-        step_ends_ns=step_ends_ns,
+        flight=now.flight,
+        doing=now.doing,
+        step_ends_ns=now.step_ends_ns,
         is_paused=replica.is_paused,
         running=[request.request_id for request in view.residents()],
         waiting=[request.request_id for request in view.waiting()],

@@ -43,6 +43,12 @@ class TierBook:
         """The tiers behind a replica's GPU pool, nearest first."""
         return [self._tier(kind, replica) for kind in self.kinds]
 
+    def _chunk_tokens(self, replica: ReplicaPlan) -> int:
+        """Tokens that a tier keeps together."""
+        if replica.kv_layout is not None:
+            return replica.page_tokens  # states end at boundaries of blocks
+        return chunk_tokens_for(replica.scheduler.block_size, self._network.tier_block_tokens)
+
     def _tier(self, kind: str, replica: ReplicaPlan) -> LowerTier:
         network, place = self._network, tier_place(kind, replica)
         node = replica.node
@@ -51,14 +57,11 @@ class TierBook:
             gib = min(network.cpu_tier_gib or node.host_memory_gib, node.host_memory_gib)
         if network.tier_shared and place in self._pools:
             return self._pools[place]
-        chunk_tokens = chunk_tokens_for(replica.scheduler.block_size, network.tier_block_tokens)
-        if replica.kv_layout is not None:
-            chunk_tokens = replica.page_tokens  # states end at boundaries of blocks
         sharers = 1 if network.tier_shared else len(self._users[place])
         tier = LowerTier(
             kind,
             capacity_bytes=int(gib * GIB) // sharers,
-            chunk_tokens=chunk_tokens,
+            chunk_tokens=self._chunk_tokens(replica),
             bytes_per_token=replica.kv_bytes_per_token,
             shared=network.tier_shared,
         )

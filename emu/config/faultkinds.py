@@ -56,9 +56,7 @@ def _kind(table: type[FaultTable]) -> FaultKind:
     fields = {item.name: item for item in table_info(table).fields}
     size = table.size or ("after_s" if "after_s" in fields else "")
     wanted = {key for group in table.target for key in group}
-    stages: tuple[str, ...] = ()
-    if "stage" in fields:
-        stages = REQUEST_STAGES if "request" in fields else REPLICA_STAGES
+    stages = REQUEST_STAGES if "request" in fields else REPLICA_STAGES
     return FaultKind(
         numbers=table.numbers,
         text=" ".join((table.__doc__ or "").split()),
@@ -70,7 +68,7 @@ def _kind(table: type[FaultTable]) -> FaultKind:
         needs_duration="duration_s" in fields and fields["duration_s"].required,
         takes_duration="duration_s" in fields,
         may_magnitude=size == "after_s",
-        stages=stages,
+        stages=stages if "stage" in fields else (),
     )
 
 

@@ -74,15 +74,19 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """One engine of one version."""
 
     name: str
-    version: str
     model: EngineModel
-    """Host costs, graphs, sampler and front end; constants of memory."""
+    """Host costs, graphs, sampler and front end; constants of memory. Its name is the label."""
     memory: Memory
     kernels: Kernels
     defaults: Defaults
     on_gpu: OnGpu = same_on_all
     experts: ExpertDefaults = ExpertDefaults()
     """How experts are shared where nothing is said."""
+
+    @property
+    def version(self) -> str:
+        """Its version; empty for one of an engine that has none."""
+        return self.model.name.removeprefix(self.name).removeprefix("-")
 
     @property
     def label(self) -> str:

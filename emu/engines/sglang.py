@@ -14,6 +14,7 @@ kernel. Prompts run kernel by kernel up to 0.5.9, and in compiled pieces from 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -194,21 +195,6 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
     )
 
 
-def _engine(version: str, model: EngineModel) -> Engine:
-    def defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
-        return _filled(table, server, version)
-
-    return Engine(
-        name="sglang",
-        version=version,
-        model=model,
-        memory=sglang_memory,
-        kernels=sglang_kernels,
-        defaults=defaults,
-        on_gpu=sglang_on,
-    )
-
-
 _V0_5_9: Final = EngineModel(
     name="sglang-0.5.9",
     graph_sizes="sglang",
@@ -230,15 +216,24 @@ _V0_5_9: Final = EngineModel(
 )
 
 
-def _named(version: str, *, prompt_graphs: bool) -> EngineModel:
-    return msgspec.structs.replace(_V0_5_9, name=f"sglang-{version}", prompt_graphs=prompt_graphs)
+def _engine(version: str, *, prompt_graphs: bool = False) -> Engine:
+    return Engine(
+        name="sglang",
+        model=msgspec.structs.replace(
+            _V0_5_9, name=f"sglang-{version}", prompt_graphs=prompt_graphs
+        ),
+        memory=sglang_memory,
+        kernels=sglang_kernels,
+        defaults=partial(_filled, version=version),
+        on_gpu=sglang_on,
+    )
 
 
 SGLANG: Final = (
-    _engine("0.5.3", _named("0.5.3", prompt_graphs=False)),
-    _engine("0.5.6", _named("0.5.6", prompt_graphs=False)),
-    _engine("0.5.9", _V0_5_9),
-    _engine("0.5.14", _named("0.5.14", prompt_graphs=True)),
-    _engine("0.5.23", _named("0.5.23", prompt_graphs=True)),
+    _engine("0.5.3"),
+    _engine("0.5.6"),
+    _engine("0.5.9"),
+    _engine("0.5.14", prompt_graphs=True),
+    _engine("0.5.23", prompt_graphs=True),
 )
 """By version, the oldest first."""

@@ -13,6 +13,7 @@ the sizes have holes: a batch of 33 to 63 decodes runs kernel by kernel too.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -109,7 +110,7 @@ def tensorrt_llm_on(
     )
 
 
-def _filled(table: SchedulerTable, *, knows_ends: bool) -> SchedulerTable:
+def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> SchedulerTable:
     """What a server takes for keys that are not given, on all GPUs."""
     if not isinstance(table, TensorrtLlmTable):
         return table
@@ -124,21 +125,6 @@ def _filled(table: SchedulerTable, *, knows_ends: bool) -> SchedulerTable:
         max_num_tokens=table.tokens_max,
         cuda_graph_max_batch_size=table.captured_max,
         length_ends_known=known,
-    )
-
-
-def _engine(version: str, model: EngineModel, *, knows_ends: bool = False) -> Engine:
-    def defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
-        return _filled(table, knows_ends=knows_ends)
-
-    return Engine(
-        name="tensorrt-llm",
-        version=version,
-        model=model,
-        memory=tensorrt_llm_memory,
-        kernels=tensorrt_llm_kernels,
-        defaults=defaults,
-        on_gpu=tensorrt_llm_on,
     )
 
 
@@ -162,18 +148,25 @@ _V1_2: Final = EngineModel(
 )
 
 
-def _named(version: str) -> EngineModel:
-    return msgspec.structs.replace(_V1_2, name=f"tensorrt-llm-{version}")
+def _engine(version: str, *, graph_sizes: str = "", knows_ends: bool = False) -> Engine:
+    return Engine(
+        name="tensorrt-llm",
+        model=msgspec.structs.replace(
+            _V1_2,
+            name=f"tensorrt-llm-{version}",
+            graph_sizes=graph_sizes or _V1_2.graph_sizes,
+        ),
+        memory=tensorrt_llm_memory,
+        kernels=tensorrt_llm_kernels,
+        defaults=partial(_filled, knows_ends=knows_ends),
+        on_gpu=tensorrt_llm_on,
+    )
 
 
 TENSORRT_LLM: Final = (
-    _engine("1.0", _named("1.0")),
-    _engine("1.1", _named("1.1")),
-    _engine("1.2", _V1_2),
-    _engine(
-        "1.3",
-        msgspec.structs.replace(_named("1.3"), graph_sizes="tensorrt-llm-1.3"),
-        knows_ends=True,
-    ),
+    _engine("1.0"),
+    _engine("1.1"),
+    _engine("1.2"),
+    _engine("1.3", graph_sizes="tensorrt-llm-1.3", knows_ends=True),
 )
 """By version, the oldest first."""

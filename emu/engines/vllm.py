@@ -137,36 +137,29 @@ def vllm_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
     return msgspec.structs.replace(table, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
-def _engine(version: str, model: EngineModel) -> Engine:
-    return Engine(
+_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
+_MODELS: Final = (
+    msgspec.structs.replace(
+        _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536
+    ),
+    _V0_15,
+    msgspec.structs.replace(
+        _V0_15,
+        name="vllm-0.19",
+        sampler="triton",
+        fused_all_reduce=True,
+        logit_bytes=26,
+        logit_bytes_many=26,
+    ),
+)
+VLLM: Final = tuple(
+    Engine(
         name="vllm",
-        version=version,
-        model=model,
+        model=one,
         memory=vllm_memory,
         kernels=vllm_kernels,
         defaults=vllm_defaults,
     )
-
-
-_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
-VLLM: Final = (
-    _engine(
-        "0.11",
-        msgspec.structs.replace(
-            _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536
-        ),
-    ),
-    _engine("0.15", _V0_15),
-    _engine(
-        "0.19",
-        msgspec.structs.replace(
-            _V0_15,
-            name="vllm-0.19",
-            sampler="triton",
-            fused_all_reduce=True,
-            logit_bytes=26,
-            logit_bytes_many=26,
-        ),
-    ),
+    for one in _MODELS
 )
 """By version, the oldest first."""

@@ -228,6 +228,14 @@ def _block_beside_states(
     return unit * ceil_div(state_bytes, unit * token_bytes)
 
 
+def _block_tokens(bucket: _Bucket, block_size: int, page_bytes: int) -> int:
+    """A narrower layer gets more tokens into the page, or wastes the rest of it."""
+    if not bucket.token_bytes:
+        return block_size
+    ratio, rest = divmod(page_bytes, bucket.token_bytes * block_size)
+    return block_size if rest else block_size * ratio
+
+
 def _grouped(buckets: list[_Bucket], block_size: int, stages: Sequence[range]) -> KvLayout:
     """Equal pages, then groups of equal size; layers of a bucket are dealt round-robin. A rank of a
     pipeline has pages for its own layers of each group."""
@@ -236,12 +244,6 @@ def _grouped(buckets: list[_Bucket], block_size: int, stages: Sequence[range]) -
     size = max(counts) if max(counts) < _ALIKE_RATIO * min(counts) else min(counts)
     groups, fullest = [], 1
     for bucket in buckets:
-        block_tokens = block_size
-        if bucket.token_bytes:
-            # A narrower layer gets more tokens into the page, or wastes the rest of it.
-            ratio, rest = divmod(page_bytes, bucket.token_bytes * block_size)
-            if not rest:
-                block_tokens = block_size * ratio
         dealt = ceil_div(bucket.count, size)
         for index in range(dealt):
             own = bucket.layers[index::dealt]
@@ -252,7 +254,7 @@ def _grouped(buckets: list[_Bucket], block_size: int, stages: Sequence[range]) -
                     keeps=bucket.keeps,
                     limit_tokens=bucket.limit_tokens,
                     layers=len(own),
-                    block_tokens=block_tokens,
+                    block_tokens=_block_tokens(bucket, block_size, page_bytes),
                 )
             )
     return KvLayout(

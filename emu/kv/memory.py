@@ -15,6 +15,8 @@ is for them, and an engine's own rule (`engine_memory.py`) says how much it keep
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from emu.catalogue import sizes
@@ -54,65 +56,78 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_blocks * self.block_size
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica asks of the memory of its GPUs."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 0
+    """Ranks that share the experts; 0 = `tp`."""
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    utilization: float = 0.9
+    reserve_bytes: int = 0
+    """What the engine keeps beside the weights and the KV."""
+    outside_bytes: int = 0
+    """Weights of a rank that are kept somewhere else."""
+    exact_weights: bool = False
+    """A rank is charged what it really holds."""
+    block_bytes: int = 0
+    """Of one block where the layers of a hybrid model share them (`KvLayout`); 0 = every layer
+    keeps every token."""
+    draft: Draft | None = None
+    """Weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds."""
+    slot_bytes: int = 0
+    """What features keep on every rank in place of KV blocks."""
+    of_free: bool = False
+    """`utilization` is the part for KV of what all of these leave (TensorRT-LLM)."""
+
+
+PLAIN: Final = Demand()
+
+
 def engine_plan(
-    spec: ModelSpec,
-    memory_gib: float,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 0,
-    dtype: str = "auto",
-    kv_cache_dtype: str = "auto",
-    block_size: int = 16,
-    utilization: float = 0.9,
-    reserve_bytes: int = 0,
-    outside_bytes: int = 0,
-    exact_weights: bool = False,
-    block_bytes: int = 0,
-    draft: Draft | None = None,
-    slot_bytes: int = 0,
-    of_free: bool = False,
-    source: str = "memory",
+    spec: ModelSpec, memory_gib: float, asked: Demand = PLAIN, source: str = "memory"
 ) -> MemoryPlan:
-    """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
-    a rank that are kept somewhere else. `reserve_bytes`: what the engine keeps beside them.
-    `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
-    layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token. `draft`:
-    weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds.
-    `slot_bytes`: what features keep on every rank in place of KV blocks. `of_free`: `utilization`
-    is the part for KV of what all of these leave (TensorRT-LLM).
+    """KV blocks of one replica of `tp` x `pp` ranks.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
-    memory_bytes = int(memory_gib * GIB)
-    usable_bytes = int(memory_gib * GIB * utilization)
+    tp, pp, dtype, draft = asked.tp, asked.pp, asked.dtype, asked.draft
     drafter_bytes = 0 if draft is None else draft.weight_bytes(dtype)
-    on_stages = sizes.stage_weight_bytes(spec, tp, pp, ep, dtype)
-    charged = max(on_stages) if exact_weights else engine_weight_bytes(spec, tp, pp, ep, dtype)
-    weights = max(0, charged - outside_bytes) + drafter_bytes
-    kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
+    on_stages = sizes.stage_weight_bytes(spec, tp, pp, asked.ep, dtype)
+    charged = (
+        max(on_stages)
+        if asked.exact_weights
+        else engine_weight_bytes(spec, tp, pp, asked.ep, dtype)
+    )
+    weights = max(0, charged - asked.outside_bytes) + drafter_bytes
+    kv_dtype = sizes.kv_dtype(spec, dtype, asked.kv_cache_dtype)
     per_token, whole_token = _token_bytes(spec, kv_dtype, tp, pp, draft)
-    if weights > memory_bytes:
-        needs = f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs"
-        raise _too_large(needs, memory_gib, source)
-    kept = weights + reserve_bytes + slot_bytes
-    kv_bytes = int((memory_bytes - kept) * utilization) if of_free else usable_bytes - kept
-    if of_free:
-        usable_bytes = weights + max(0, kv_bytes)
     plan = MemoryPlan(
-        memory_bytes=memory_bytes,
-        usable_bytes=usable_bytes,
+        memory_bytes=int(memory_gib * GIB),
+        usable_bytes=int(memory_gib * GIB * asked.utilization),
         weight_bytes_rank=weights,
         physical_weight_bytes=tuple(size + drafter_bytes for size in on_stages),
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
-        kv_bytes_block_rank=block_bytes or per_token * block_size,
-        kv_bytes_rank=kv_bytes,
-        reserve_bytes=reserve_bytes,
-        block_size=block_size,
+        kv_bytes_block_rank=asked.block_bytes or per_token * asked.block_size,
+        kv_bytes_rank=0,
+        reserve_bytes=asked.reserve_bytes,
+        block_size=asked.block_size,
         num_blocks=0,
     )
+    if weights > plan.memory_bytes:
+        needs = f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs"
+        raise _too_large(needs, memory_gib, source)
+    kept = weights + asked.reserve_bytes + asked.slot_bytes
+    kv_bytes, usable_bytes = plan.usable_bytes - kept, plan.usable_bytes
+    if asked.of_free:
+        kv_bytes = int((plan.memory_bytes - kept) * asked.utilization)
+        usable_bytes = weights + max(0, kv_bytes)
+    plan = msgspec.structs.replace(plan, usable_bytes=usable_bytes, kv_bytes_rank=kv_bytes)
     return _with_blocks(plan, source)
 
 

@@ -78,13 +78,10 @@ class EngineSteps:
         """The same for a backend that adds one figure for each step: GPU time beside kernels, and
         host time that is not overlapped."""
         model = self.model
-        step_ns, sequence_ns = model.step_ns, 0
-        if not self._overlapped:
-            step_ns += model.host_step_ns
-            sequence_ns = model.host_sequence_ns
+        shows = not self._overlapped
         return HostCosts(
-            step_ns=step_ns,
-            sequence_ns=sequence_ns,
+            step_ns=model.step_ns + (model.host_step_ns if shows else 0),
+            sequence_ns=model.host_sequence_ns if shows else 0,
             graph_layer_ns=model.graph_layer_ns,
             launched_layer_ns=model.graph_layer_ns,
             first_use_ns=(),

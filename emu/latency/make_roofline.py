@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emu.config.schema import (
-    RooflineTable,
-)
+from emu.config.schema import AiconfiguratorTable, RooflineTable
 from emu.latency.coefficients import Kernels, scaled
 from emu.latency.collectives import engine_collectives
 from emu.latency.context import LatencyContext
@@ -20,8 +18,16 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.sampling import resolve_sampling
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
+    from emu.latency.eager import EagerCalls
     from emu.latency.moe_gate import Gate
     from emu.latency.roofline import RooflineBackend
+
+
+def _eager(context: LatencyContext) -> EagerCalls:
+    from emu.latency.eager import eager_calls  # no server of vLLM's runs so by default
+
+    one_call = context.gpu.architecture == "blackwell"
+    return eager_calls(context.model, context.tensor_parallel, one_call=one_call)
 
 
 def engine_steps(context: LatencyContext) -> EngineSteps | None:
@@ -29,15 +35,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     table, model = context.table, context.engine
     if model is None:
         return None
-    eager = None
-    if model.enforce_eager or not model.compiled:
-        from emu.latency.eager import eager_calls  # no server of vLLM's runs so by default
-
-        eager = eager_calls(
-            context.model,
-            context.tensor_parallel,
-            one_call=context.gpu.architecture == "blackwell",
-        )
+    assert isinstance(table, RooflineTable | AiconfiguratorTable)
     return EngineSteps(
         model,
         resolve_sampling(table.sampling, table.penalties, context.model.name),
@@ -50,7 +48,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         fused_bytes_max=context.kernels.fused_bytes_max(
             context.gpu.architecture, context.tensor_parallel
         ),
-        eager=eager,
+        eager=_eager(context) if model.enforce_eager or not model.compiled else None,
     )
 
 

@@ -168,15 +168,12 @@ class RooflineBackend:
         spec = self.spec
         own = self.stage_ranges[stage]
         layers = range(max(start, own.start), min(end, own.stop))
-        moe = sum(spec.is_moe_layer(index) for index in layers)
-        window = sum(spec.is_window_layer(index) for index in layers)
-        count = len(layers)
         is_last = stage == len(self.stage_ranges) - 1
         return Part(
-            dense=count - moe,
-            moe=moe,
-            full=count - window,
-            window=window,
+            dense=sum(not spec.is_moe_layer(index) for index in layers),
+            moe=sum(spec.is_moe_layer(index) for index in layers),
+            full=sum(not spec.is_window_layer(index) for index in layers),
+            window=sum(spec.is_window_layer(index) for index in layers),
             has_embedding=stage == 0 and start == 0,
             has_head=is_last and end == spec.layers,
             sends=not is_last and end > own.stop > start,

@@ -23,6 +23,24 @@ OnTaken = Callable[[int, Sequence[Request], Sequence[tuple[int, int, int]], int]
 """Told of (source, requests, open replicas with blocks in use and blocks, destination)."""
 
 
+class Choosing:
+    """How destinations are chosen, for all sources alike."""
+
+    def __init__(
+        self,
+        policy: str,
+        own: OwnPlacement | None = None,
+        see: Callable[[ReplicaHandle], ReplicaView] | None = None,
+        on_taken: OnTaken | None = None,
+    ) -> None:
+        """`own`: a policy of a user's own, which sees replicas as `see` shows them. `on_taken`:
+        told of each choice."""
+        self.policy = policy
+        self.own = own
+        self.see = see
+        self.on_taken = on_taken
+
+
 class Destinations:
     """The choice of one source."""
 
@@ -30,21 +48,16 @@ class Destinations:
         self,
         source: ReplicaHandle,
         world: MigrationWorld,
+        choosing: Choosing,
         *,
         holder: str,
-        policy: str,
         are_alike: bool,
-        own: OwnPlacement | None = None,
-        see: Callable[[ReplicaHandle], ReplicaView] | None = None,
-        on_taken: OnTaken | None = None,
     ) -> None:
         """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
-        number of blocks for a request. `own`: a policy of a user's own, which sees replicas as
-        `see` shows them. `on_taken`: told of each choice.
-        """
-        self._own = own
-        self._see = see
-        self._on_taken = on_taken
+        number of blocks for a request."""
+        self._own = choosing.own
+        self._see = choosing.see
+        self._on_taken = choosing.on_taken
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.failures: dict[int, int] = {}
@@ -52,7 +65,7 @@ class Destinations:
         self._source = source
         self._world = world
         self._holder = holder
-        self._policy = policy
+        self._policy = choosing.policy
         self._are_alike = are_alike
         self._its = source.view()
         self._views: dict[int, View] = {}

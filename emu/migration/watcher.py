@@ -15,7 +15,7 @@ from emu.kernel.clock import PARK, Actor
 from emu.kernel.natives import partial
 from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
 from emu.migration import messages as msg
-from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
+from emu.migration.outbound import HALVES_OFFERED, Outbound
 from emu.migration.ports import MigrationWorld
 from emu.network.ports import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
@@ -40,12 +40,9 @@ class Watcher(Actor):
         self,
         source: ReplicaHandle,
         world: MigrationWorld,
-        search: Search,
-        kv: Kv,
+        outbound: Outbound,
         *,
         layers: int,
-        attempts_max: int,
-        lease_ns: int = 0,
     ) -> None:
         """`layers`: pieces of a layer-wise transfer."""
         super().__init__(
@@ -53,14 +50,7 @@ class Watcher(Actor):
         )
         self.source = source
         self.world = world
-        self.outbound = Outbound(
-            source.replica_id,
-            search,
-            kv,
-            world.next_batch_id,
-            attempts_max=attempts_max,
-            lease_ns=lease_ns,
-        )
+        self.outbound = outbound
         self._layers = layers
         self._transfer: Transfer | None = None
         """Of the full batch that is on its way."""

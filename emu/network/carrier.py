@@ -12,13 +12,13 @@ happens, an owner hears of a transfer's end once, unless the fault is that it he
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.fates import Fate
-from emu.network.flows import END, FlowTable, Parts
+from emu.network.flows import END, FlowTable, Parts, TransferSpec
 from emu.network.grids import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
@@ -37,9 +37,7 @@ class TransferSink(Protocol):
         at_ns: int,
         topology: Topology,
         parts: Parts,
-        latency_ns: int,
-        after: Carried | None,
-        lag_bytes: int,
+        spec: TransferSpec,
     ) -> None:
         """Bytes set out, in parallel parts (links, bytes)."""
         ...
@@ -227,15 +225,8 @@ class Carrier:
         parts: Parts = ((lane.path, left_bytes),)
         if not lane.is_single:
             parts = shard_paths(source, destination, left_bytes, self.topology)
-        return self.carry(
-            parts,
-            kind=kind,
-            on_done=on_done,
-            latency_ns=lane.latency_ns + setup_ns,
-            pair=pair,
-            on_failed=on_failed,
-            overlapped_bytes=hidden,
-        )
+        spec = TransferSpec(kind, lane.latency_ns + setup_ns, pair)
+        return self.carry(parts, spec, on_done, on_failed=on_failed, overlapped_bytes=hidden)
 
     def _new_lane(self, source: Grid, destination: Grid) -> Lane:
         """Look up the way from one replica to another; it holds until links change."""
@@ -254,19 +245,15 @@ class Carrier:
     def carry(
         self,
         parts: Parts,
-        *,
-        kind: str,
+        spec: TransferSpec,
         on_done: Callable[[], None],
-        latency_ns: int = 0,
-        marks: Sequence[int] = (),
+        *,
         on_mark: Callable[[int], None] | None = None,
-        after: Carried | None = None,
-        lag_bytes: int = 0,
-        pair: tuple[int, int] | None = None,
         on_failed: Callable[[str], None] | None = None,
         overlapped_bytes: int = 0,
     ) -> Carried:
-        """Start a transfer of parallel parts (links, bytes); marks and chains as in `FlowTable`."""
+        """Start a transfer of parallel parts (links, bytes). A fate may add a mark to `spec`."""
+        kind, pair = spec.kind, spec.pair
         self._next_id += 1
         size_bytes = 0
         for _, part_bytes in parts:
@@ -275,29 +262,16 @@ class Carrier:
         carried.pair = pair
         carried.overlapped_bytes = overlapped_bytes
         if self._history is not None:
-            self._history.transfer(
-                carried, self.kernel.now_ns, self.topology, parts, latency_ns, after, lag_bytes
-            )
+            self._history.transfer(carried, self.kernel.now_ns, self.topology, parts, spec)
         if self.fate is not None and (on_failed is not None or kind == "weights"):
             fate = carried.fate = self.fate(kind, pair)
             if fate is not None and self._is_doomed(carried, fate):
                 if self._history is not None:
                     self._history.transfer_over(carried, self.kernel.now_ns, "never_began", 0)
                 return carried
-            if fate is not None and fate.kind == "broken" and not marks:
-                marks = (min(size_bytes, max(1, int(size_bytes * fate.part))),)
-        self.table.start_group(
-            carried.flow_id,
-            parts,
-            self.kernel.now_ns,
-            kind=kind,
-            latency_ns=latency_ns,
-            marks=marks,
-            after=None if after is None else after.flow_id,
-            lag_bytes=lag_bytes,
-            pair=pair,
-            tag=carried,
-        )
+            if fate is not None and fate.kind == "broken" and not spec.marks:
+                spec.marks = (min(size_bytes, max(1, int(size_bytes * fate.part))),)
+        self.table.start_group(carried.flow_id, parts, self.kernel.now_ns, spec, carried)
         self.active[kind] += 1
         self.rearm()
         if self.cuts:

@@ -77,6 +77,56 @@ class FlowEvent:
         self.tag = tag
 
 
+@final
+class TransferSpec:
+    """What a transfer is and how it goes, said once by its owner."""
+
+    kind: str
+    latency_ns: int
+    pair: Pair | None
+    """Between which replicas; what is cut between them stalls."""
+    marks: Sequence[int]
+    """Offsets into the whole transfer that are reported, ascending."""
+    after: int | None
+    """It forwards what this transfer brings, part by part."""
+    lag_bytes: int
+    """How far (per part) behind `after`."""
+    weight: int
+    """Its share of a link beside others."""
+    limit_bytes: int | None
+    """What of it the sender has ready at first; None = everything."""
+    __slots__ = (
+        "after",
+        "kind",
+        "lag_bytes",
+        "latency_ns",
+        "limit_bytes",
+        "marks",
+        "pair",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        kind: str = "kv",
+        latency_ns: int = 0,
+        pair: Pair | None = None,
+        marks: Sequence[int] = (),
+        after: int | None = None,
+        lag_bytes: int = 0,
+        weight: int = 1,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.latency_ns = latency_ns
+        self.pair = pair
+        self.marks = marks
+        self.after = after
+        self.lag_bytes = lag_bytes
+        self.weight = weight
+        self.limit_bytes = limit_bytes
+
+
 class FlowTable:
     """All transfers of a cluster. Link i has capacity `link_bytes_per_s[i]`."""
 
@@ -109,33 +159,26 @@ class FlowTable:
         links: Sequence[int],
         size_bytes: int,
         now_ns: int,
+        tag: Any = None,
         **options: Any,
     ) -> None:
-        """Start a transfer over one path; options as for `start_group`."""
-        self.start_group(flow_id, ((links, size_bytes),), now_ns, **options)
+        """Start a transfer over one path; options as of `TransferSpec`."""
+        self.start_group(flow_id, ((links, size_bytes),), now_ns, TransferSpec(**options), tag)
 
     def start_group(
         self,
         flow_id: int,
         parts: Parts,
         now_ns: int,
-        *,
-        kind: str = "kv",
-        weight: int = 1,
-        latency_ns: int = 0,
-        marks: Sequence[int] = (),
-        limit_bytes: int | None = None,
-        pair: Pair | None = None,
-        after: int | None = None,
-        lag_bytes: int = 0,
+        spec: TransferSpec,
         tag: Any = None,
     ) -> None:
         """Start a transfer of parts (links, bytes) that run in parallel and end together.
 
-        `marks` (ascending) and `limit_bytes` are offsets into the whole transfer; each part
-        passes them at its proportion. With `after`, part i forwards part i of that transfer, which
-        must not be smaller, `lag_bytes` (per part) behind it; an `after` that has ended holds
-        nothing back. A part without links (nothing has to move) is through at once.
+        Each part passes the marks and the limit at its proportion. With `spec.after`, part i
+        forwards part i of that transfer, which must not be smaller; an `after` that has ended
+        holds nothing back. A part without links (nothing has to move) is through at once. `tag` is
+        given back with each report.
         """
         assert flow_id not in self._transfers, f"transfer {flow_id} is already under way"
         assert parts, "a transfer has at least one part"
@@ -143,22 +186,23 @@ class FlowTable:
         total = 0
         for _, size_bytes in parts:
             total += size_bytes
+        kind, latency_ns = spec.kind, spec.latency_ns
         if not self._transfers or latency_ns < self._least_latency_ns:
             self._least_latency_ns = latency_ns
-        transfer = Transfer(flow_id, kind, total, latency_ns, pair, tag, now_ns, now_ns)
+        transfer = Transfer(flow_id, kind, total, latency_ns, spec.pair, tag, now_ns, now_ns)
         self._transfers[flow_id] = transfer
         self.started_bytes[kind] += total
-        is_plain = len(parts) == weight == 1 and not marks and after is None and limit_bytes is None
+        is_whole = spec.limit_bytes is None and not spec.marks
+        is_plain = len(parts) == spec.weight == 1 and is_whole and spec.after is None
         if is_plain and self._go_alone(transfer, self.path(parts[0][0])):
             return
         transfer.open_flows = len(parts)
-        transfer.marks_open = [len(parts)] * len(marks)
-        limit_bytes = total if limit_bytes is None else min(limit_bytes, total)
-        feeders = self._feeders(after, len(parts))
+        transfer.marks_open = [len(parts)] * len(spec.marks)
+        feeders = self._feeders(spec.after, len(parts))
         for index, (path, size_bytes) in enumerate(parts):
-            flow = self._new_flow(transfer, path, size_bytes, weight, marks, limit_bytes)
+            flow = self._new_flow(transfer, path, size_bytes, spec)
             if feeders is not None and not feeders[index].is_closed:
-                self._follow(flow, feeders[index], lag_bytes)
+                self._follow(flow, feeders[index], spec.lag_bytes)
             self._launch(flow)
 
     def _new_flow(
@@ -166,25 +210,18 @@ class FlowTable:
         transfer: Transfer,
         path: Sequence[int],
         size_bytes: int,
-        weight: int,
-        marks: Sequence[int],
-        limit_bytes: int,
+        spec: TransferSpec,
     ) -> Flow:
-        """One part of a transfer, which has `marks` and `limit_bytes` as a whole."""
+        """One part of a transfer, whose marks and limit are those of the whole."""
         self._seq += 1
-        size, total = size_bytes * UNITS_PER_BYTE, transfer.size_bytes
-        flow = Flow(
-            seq=self._seq,
-            transfer=transfer,
-            links=self.path(path),
-            size_bytes=size_bytes,
-            size=size,
-            weight=weight,
-            marks=[size * mark // total if total else 0 for mark in marks],
-            limit=size if limit_bytes == total else size * limit_bytes // total,
-            settled_ns=self.now_ns,
-            is_blocked=transfer.pair in self._blocked_pairs,
-        )
+        flow = Flow(self._seq, transfer, self.path(path), size_bytes)
+        size, total = flow.size, transfer.size_bytes
+        flow.weight = spec.weight
+        flow.marks = [size * mark // total if total else 0 for mark in spec.marks]
+        if spec.limit_bytes is not None and spec.limit_bytes < total:
+            flow.limit = size * spec.limit_bytes // total
+        flow.settled_ns = self.now_ns
+        flow.is_blocked = transfer.pair in self._blocked_pairs
         transfer.flows.append(flow)
         return flow
 
@@ -526,20 +563,10 @@ class FlowTable:
         if not links:
             return
         transfer.version = transfer.open_flows = 1
-        size = transfer.size_bytes * UNITS_PER_BYTE
-        flow = Flow(
-            seq=transfer.seq,
-            transfer=transfer,
-            links=links,
-            size_bytes=transfer.size_bytes,
-            size=size,
-            weight=1,
-            marks=[],
-            limit=size,
-            settled_ns=transfer.started_ns,
-            rate=min([link.capacity for link in links]),
-            is_running=True,
-        )
+        flow = Flow(transfer.seq, transfer, links, transfer.size_bytes)
+        flow.settled_ns = transfer.started_ns
+        flow.rate = min([link.capacity for link in links])
+        flow.is_running = True
         transfer.flows.append(flow)
         for link in links:
             link.lone = None

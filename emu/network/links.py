@@ -105,6 +105,7 @@ class Flow:
     links: tuple[Link, ...]
     size_bytes: int
     size: int
+    """Of all its bytes, in units."""
     weight: int
     marks: list[int]
     """Offsets to report, ascending, in units."""
@@ -163,38 +164,26 @@ class Flow:
     )
 
     def __init__(
-        self,
-        *,
-        seq: int,
-        transfer: Transfer,
-        links: tuple[Link, ...],
-        size_bytes: int,
-        size: int,
-        weight: int,
-        marks: list[int],
-        limit: int,
-        rate: int = 0,
-        settled_ns: int = 0,
-        is_running: bool = False,
-        is_blocked: bool = False,
+        self, seq: int, transfer: Transfer, links: tuple[Link, ...], size_bytes: int
     ) -> None:
+        """It stands still at its start, with everything ready to be sent."""
         self.seq = seq
         self.transfer = transfer
         self.links = links
         self.size_bytes = size_bytes
-        self.size = size
-        self.weight = weight
-        self.marks = marks
-        self.limit = limit
+        self.size = size_bytes * UNITS_PER_BYTE
+        self.weight = 1
+        self.marks = []
+        self.limit = self.size
         self.marks_passed = 0
         self.done = 0
-        self.rate = rate
-        self.settled_ns = settled_ns
+        self.rate = 0
+        self.settled_ns = 0
         self.next_rate = 0
         self.version = 0
-        self.is_running = is_running
+        self.is_running = False
         self.is_closed = False
-        self.is_blocked = is_blocked
+        self.is_blocked = False
         self.is_orphan = False
         self.feeder = None
         self.followers = []

@@ -273,15 +273,19 @@ class _Builder:
         host_rate = max(1, round(node.host_memory_gbytes_per_s * 1e9))
         host_latency_ns = node.host_memory_latency_ns
         owner = f"machine{index}"
-        host_read = self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns)
-        host_write = self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns)
-        cxl_read = cxl_write = -1
-        if node.cxl_gib > 0:
-            # Blocks are spread over the devices of the pool, which answer in parallel.
-            rate = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
-            cxl_read = self._link(owner, LinkKind.CXL_READ, rate, node.cxl_latency_ns)
-            cxl_write = self._link(owner, LinkKind.CXL_WRITE, rate, node.cxl_latency_ns)
         first_gpu = len(self.gpus)
+        self.machines.append(
+            Machine(
+                index=index,
+                table=table,
+                leaf=node.leaf,
+                gpus=tuple(range(first_gpu, first_gpu + node.gpus)),
+                host_read=self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns),
+                host_write=self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns),
+                cxl_read=self._cxl(owner, LinkKind.CXL_READ, node),
+                cxl_write=self._cxl(owner, LinkKind.CXL_WRITE, node),
+            )
+        )
         pcie = (-1, -1)
         domain_gpus = node.nvlink_domain or node.gpus
         for slot in range(node.gpus):
@@ -290,18 +294,14 @@ class _Builder:
             if (position * node.gpus + slot) % domain_gpus == 0:
                 self._domain += 1
             self.gpus.append(self._gpu(index, node, figures, pcie))
-        self.machines.append(
-            Machine(
-                index=index,
-                table=table,
-                leaf=node.leaf,
-                gpus=tuple(range(first_gpu, len(self.gpus))),
-                host_read=host_read,
-                host_write=host_write,
-                cxl_read=cxl_read,
-                cxl_write=cxl_write,
-            )
-        )
+
+    def _cxl(self, owner: str, kind: LinkKind, node: NodeTable) -> int:
+        """A link of the pool of a machine; -1 without one."""
+        if node.cxl_gib <= 0:
+            return -1
+        # Blocks are spread over the devices of the pool, which answer in parallel.
+        rate = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
+        return self._link(owner, kind, rate, node.cxl_latency_ns)
 
     def add_leaves(self, rate: int) -> None:
         for leaf in dict.fromkeys(machine.leaf for machine in self.machines):

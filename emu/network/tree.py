@@ -50,14 +50,13 @@ def tree_ends_ns(
 ) -> list[int]:
     """When each rank is done; a power of two of them, 2 or more. `net`: time between positions."""
     npus = len(starts_ns)
+    last = npus - 1
     if mirrored:
-        ends = tree_ends_ns(
-            starts_ns[::-1],
-            lambda a, b: net(npus - 1 - a, npus - 1 - b),
-            delay_ns=delay_ns,
-            reduction_ns=reduction_ns,
-        )
-        return ends[::-1]
+        starts_ns = starts_ns[::-1]
+
+    def moved_ns(source: int, destination: int) -> int:
+        return net(last - source, last - destination) if mirrored else net(source, destination)
+
     root = npus - 1
     ends = [0] * npus
 
@@ -69,7 +68,7 @@ def tree_ends_ns(
         latest = starts_ns[top]
         for child_first in (first, top + 1):
             child, sent = up(child_first, count // 2)
-            latest = max(latest, sent + net(child, top))
+            latest = max(latest, sent + moved_ns(child, top))
         return top, latest + delay_ns + reduction_ns
 
     def down(first: int, count: int, arrived: int) -> None:
@@ -80,9 +79,9 @@ def tree_ends_ns(
         ends[top] = arrived + delay_ns + reduction_ns
         for child_first in (first, top + 1):
             child = child_first + count // 4
-            down(child_first, count // 2, ends[top] + net(top, child))
+            down(child_first, count // 2, ends[top] + moved_ns(top, child))
 
     top, sent = up(0, npus - 1)
-    ends[root] = max(starts_ns[root], sent + net(top, root)) + delay_ns + reduction_ns
-    down(0, npus - 1, ends[root] + net(root, top))
-    return ends
+    ends[root] = max(starts_ns[root], sent + moved_ns(top, root)) + delay_ns + reduction_ns
+    down(0, npus - 1, ends[root] + moved_ns(root, top))
+    return ends[::-1] if mirrored else ends

@@ -77,21 +77,12 @@ class Books:
 
     def _view(self, request: Request, now_ns: int) -> Ended:
         is_done = request.status.name == "COMPLETED"
-        first, last, tokens = (
-            request.first_token_ns,
-            request.last_token_ns,
-            request.generated_tokens,
-        )
-        ttft_ns = first - request.arrival_ns if first >= 0 else -1
-        tpot_ns = (last - first) // (tokens - 1) if tokens > 1 and first >= 0 else -1
-        figures = (ttft_ns, tpot_ns, now_ns - request.arrival_ns)
+        figures = (_ttft_ns(request), _tpot_ns(request), now_ns - request.arrival_ns)
         limits = self._limits_ns
         if self._token_ms:
             grown_ns = round((self._base_ms + self._token_ms * request.prompt_tokens) * 1e6)
             limits = (max(limits[0], grown_ns), *limits[1:])
-        is_met = is_done and all(
-            not limit or figure <= limit for figure, limit in zip(figures, limits, strict=True)
-        )
+        met = (not limit or took <= limit for took, limit in zip(figures, limits, strict=True))
         return Ended(
             request_id=request.request_id,
             status=request.status.name.lower(),
@@ -99,14 +90,14 @@ class Books:
             tenant=request.tenant,
             priority=request.priority,
             prompt_tokens=request.prompt_tokens,
-            output_tokens=tokens,
+            output_tokens=request.generated_tokens,
             arrival_ns=request.arrival_ns,
             ended_ns=now_ns,
-            ttft_ns=ttft_ns,
-            tpot_ns=tpot_ns,
+            ttft_ns=figures[0],
+            tpot_ns=figures[1],
             replica_id=request.replica_id,
             decode_replica_id=request.decode_replica_id,
-            is_met=is_met,
+            is_met=is_done and all(met),
         )
 
     def rates(self, at_ns: int, window_s: float) -> Rates:
@@ -242,3 +233,15 @@ _METHODS: dict[str, Callable[[Sequence[float], float], float]] = {
     "linear": _linear,
     "holt": _holt,
 }
+
+
+def _ttft_ns(request: Request) -> int:
+    """-1 without a token."""
+    first_ns = request.first_token_ns
+    return first_ns - request.arrival_ns if first_ns >= 0 else -1
+
+
+def _tpot_ns(request: Request) -> int:
+    """-1 without a second token."""
+    gaps, first_ns = request.generated_tokens - 1, request.first_token_ns
+    return (request.last_token_ns - first_ns) // gaps if gaps > 0 and first_ns >= 0 else -1

@@ -44,7 +44,7 @@ from emu.replica.ports import GroupWave, Observers, Outbox, ReplicaActorPort
 from emu.replica.relay_board import RelayBoard
 from emu.replica.states import CLOSED, LOADING, PREFILL_TYPE, WAVES, ReplicaState
 from emu.replica.tier_traffic import TierTraffic
-from emu.replica.view import ReplicaHandle, Signals, View, Viewed
+from emu.replica.view import InFlight, ReplicaHandle, Signals, View, Viewed
 from emu.replica.watch import Watch
 from emu.replica.weights import Weights
 from emu.request import Status
@@ -530,11 +530,11 @@ class Replica(Viewed):
         return self.flight.holds_batch()
 
     @property
-    def in_flight(self) -> tuple[str, int, str]:
-        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
+    def in_flight(self) -> InFlight:
+        """What it is in the middle of."""
         flight = self.flight
         ends_ns = flight.boundary_ns(flight.steps_ended())
-        return flight.sort.name.lower(), ends_ns, flight.tells(self.clock.now_ns)
+        return InFlight(flight.sort.name.lower(), ends_ns, flight.tells(self.clock.now_ns))
 
     @property
     def stale_recalls(self) -> list[int]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
 from emu.network.carrier import Carried, Carrier
+from emu.network.flows import TransferSpec
 from emu.scheduling.base import Recall
 
 READ = "kv_recall"
@@ -76,7 +77,7 @@ class TierTraffic:
         each, more = divmod(size_bytes, len(paths))
         parts = [(path, each + (i < more)) for i, path in enumerate(paths)]
         latency_ns = max(self._carrier.topology.latency_ns(path) for path in paths)
-        return self._carrier.carry(parts, kind=kind, on_done=on_done, latency_ns=latency_ns)
+        return self._carrier.carry(parts, TransferSpec(kind, latency_ns), on_done)
 
 
 def _nothing() -> None:

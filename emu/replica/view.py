@@ -14,7 +14,7 @@ than the scheduler's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.lock import Lock
@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 
 Signals = tuple[int, int, int, int, int]
 """(time, waiting, running, waiting tokens, blocks in use): what a router sees of a replica."""
+
+
+class InFlight(NamedTuple):
+    """What a replica is in the middle of."""
+
+    flight: str
+    """Which flight."""
+    step_ends_ns: int
+    """When the iteration in flight ends; -1 = none is."""
+    doing: str
+    """In words."""
+
+
 NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 """Before anything is known."""
 
@@ -103,8 +116,8 @@ class View:
         return self._replica.stale_recalls
 
     @property
-    def in_flight(self) -> tuple[str, int, str]:
-        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
+    def in_flight(self) -> InFlight:
+        """What it is in the middle of."""
         return self._replica.in_flight
 
     def waiting(self) -> Iterable[Request]:
@@ -395,6 +408,6 @@ class Viewed(ReplicaHandle):
         raise NotImplementedError
 
     @property
-    def in_flight(self) -> tuple[str, int, str]:
-        """(which flight, when the iteration in flight ends in ns, -1 = none is, in words)."""
+    def in_flight(self) -> InFlight:
+        """What it is in the middle of."""
         raise NotImplementedError

@@ -51,14 +51,11 @@ def write_comparison(path: Path, directories: Sequence[Path], seed: int = 0) -> 
     """Read the runs, compare them, write the page; the comparison."""
     runs = [read_run(directory) for directory in directories]
     comparison = compare_data(runs, seed)
-    charts = [*overlaid_cdfs(runs), *timelines(runs)]
     left = len(comparison.settings) - SETTINGS_MAX
-    present = {chart.section for chart in charts}
-    sections = [("latency", "Latency"), ("over-time", "Over time")]
     text = page(
         "compare.html",
         title=f"emu: {' against '.join(comparison.names)}",
-        charts=charts,
+        charts=[*overlaid_cdfs(runs), *timelines(runs)],
         facts=[
             "paired by request" if comparison.is_paired else "requests drawn from each run",
             *known_lines(comparison),
@@ -68,7 +65,7 @@ def write_comparison(path: Path, directories: Sequence[Path], seed: int = 0) -> 
         rows=[_table_row(row) for row in comparison.rows],
         settings_title=f"Settings that differ{f' (and {left} more)' if left > 0 else ''}",
         settings=[(key, *values) for key, values in comparison.settings[:SETTINGS_MAX]],
-        sections=[(key, name) for key, name in sections if key in present],
+        sections=[("latency", "Latency"), ("over-time", "Over time")],
     )
     write_text(path, text)
     return comparison

@@ -185,26 +185,23 @@ def _gantt(run: RunData) -> list[Chart]:
 
 def _pareto(names: Sequence[str], clouds: Sequence[Cloud], x: str, y: str) -> Chart:
     """Runs, or the points of sweeps, as points of a trade-off; one series for each directory."""
-    series = []
-    lows, highs = [], []
-    for index, (name, (xs, ys)) in enumerate(zip(names, clouds, strict=True)):
-        lows.append(min(ys))
-        highs.append(max(ys))
-        color = PALETTE[index % len(PALETTE)]
-        series.append(Series(name=name, x=xs, y=ys, color=color, shape="points", size=5))
     all_x, all_y = ([value for cloud in clouds for value in cloud[axis]] for axis in (0, 1))
-    best = front((x, y), all_x, all_y)
-    if len(best) > 1:
-        line = [all_x[i] for i in best], [all_y[i] for i in best]
-        series.insert(0, Series(name="best trade-off", x=line[0], y=line[1], color=PALETTE[5]))
-    return Chart(
+    chart = Chart(
         chart_id="pareto",
         section="",
         title=f"{y} against {x}",
         x=Axis(title=x),
-        y=spread_axis(min(lows), max(highs), y),
-        series=series,
+        y=spread_axis(min(all_y), max(all_y), y),
     )
+    for index, (name, (xs, ys)) in enumerate(zip(names, clouds, strict=True)):
+        color = PALETTE[index % len(PALETTE)]
+        chart.series.append(Series(name=name, x=xs, y=ys, color=color, shape="points", size=5))
+    best = front((x, y), all_x, all_y)
+    if len(best) > 1:
+        line = [all_x[i] for i in best], [all_y[i] for i in best]
+        top = Series(name="best trade-off", x=line[0], y=line[1], color=PALETTE[5])
+        chart.series.insert(0, top)
+    return chart
 
 
 def _points(directory: Path, x: str, y: str) -> Cloud:

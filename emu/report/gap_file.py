@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import log2
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,11 +41,11 @@ class GapFile(msgspec.Struct, kw_only=True):
 
 def write_gaps(path: Path, gaps: GapStats) -> None:
     """Write the file, whole or not at all."""
-    values, counts = _thinned(gaps.values, gaps.counts)
+    thin = _thinned(gaps.values, gaps.counts)
     content = GapFile(
         samples=gaps.samples,
-        values_ns=values,
-        counts=counts,
+        values_ns=thin.values,
+        counts=thin.counts,
         heat_width_ns=gaps.heat_width_ns,
         heat_bins_per_octave=HEAT_BINS_PER_OCTAVE,
         heat=gaps.heat,
@@ -61,9 +61,16 @@ def read_gaps(path: Path) -> GapFile:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 
 
-def _thinned(values: list[int], counts: list[int]) -> tuple[list[int], list[int]]:
+class _Distinct(NamedTuple):
+    """Distinct gaps, ascending, and how many there were of each."""
+
+    values: list[int]
+    counts: list[int]
+
+
+def _thinned(values: list[int], counts: list[int]) -> _Distinct:
     if len(values) <= VALUES_MAX:
-        return values, counts
+        return _Distinct(values, counts)
     thin, totals, last, total, added = [], [], -1, 0, 0
     for value, count in zip(values, counts, strict=True):
         which = int(log2(max(value, 1)) * _BINS_PER_OCTAVE)
@@ -74,4 +81,4 @@ def _thinned(values: list[int], counts: list[int]) -> tuple[list[int], list[int]
         last = which
         total += count
         added += value * count
-    return [*thin, round(added / total)], [*totals, total]
+    return _Distinct([*thin, round(added / total)], [*totals, total])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from emu.autoscale.snapshot import Snapshot
     from emu.latency.ends import Ends
     from emu.network.carrier import Carried
-    from emu.network.flows import Parts
+    from emu.network.flows import Parts, TransferSpec
     from emu.network.topology import Topology
 
 
@@ -128,14 +128,8 @@ class History:
 
     def layer(self, at_ns: int, replica: int, batch: Batch, layer: int, start_ns: int) -> None:
         """One layer of a batch has ended now (live scaling)."""
-        self.add(
-            at_ns,
-            "layer",
-            replica=replica,
-            batch=batch.batch_id,
-            layer=layer,
-            start_ns=start_ns,
-        )
+        what = {"batch": batch.batch_id, "layer": layer, "start_ns": start_ns}
+        self.add(at_ns, "layer", replica=replica, **what)
 
     def look(
         self, at_ns: int, planner: str, seen: Snapshot, wanted: Demand, actions: Iterable[str]
@@ -218,9 +212,7 @@ class History:
         at_ns: int,
         topology: Topology,
         parts: Parts,
-        latency_ns: int,
-        after: Carried | None,
-        lag_bytes: int,
+        spec: TransferSpec,
     ) -> None:
         """Bytes set out, in parallel parts (links, bytes)."""
         what: dict[str, object] = {}
@@ -228,15 +220,15 @@ class History:
             what["source"], what["destination"] = carried.pair
         if carried.overlapped_bytes:
             what["overlapped_bytes"] = carried.overlapped_bytes
-        if after is not None:
-            what |= {"after": after.flow_id, "lag_bytes": lag_bytes}
+        if spec.after is not None:
+            what |= {"after": spec.after, "lag_bytes": spec.lag_bytes}
         self.add(
             at_ns,
             "transfer",
             transfer=carried.flow_id,
             kind=carried.kind,
             bytes=carried.size_bytes,
-            latency_ns=latency_ns,
+            latency_ns=spec.latency_ns,
             parts=[[[topology.links[link].name for link in links], size] for links, size in parts],
             **what,
         )

@@ -71,8 +71,9 @@ class GapStats:
     """Distribution of inter-token gaps, ns."""
 
     samples: int
-    mean_ns: float
-    std_ns: float
+    sum_ns: int
+    squares: int
+    """Sum of the squares of all gaps."""
     min_ns: int
     max_ns: int
     is_exact: bool
@@ -92,18 +93,18 @@ class GapStats:
         "heat_width_ns",
         "is_exact",
         "max_ns",
-        "mean_ns",
         "min_ns",
         "samples",
-        "std_ns",
+        "squares",
+        "sum_ns",
         "values",
     )
 
     def __init__(
         self,
         samples: int,
-        mean_ns: float,
-        std_ns: float,
+        sum_ns: int,
+        squares: int,
         min_ns: int,
         max_ns: int,
         is_exact: bool,
@@ -113,8 +114,8 @@ class GapStats:
         heat: list[tuple[int, int, int]],
     ) -> None:
         self.samples = samples
-        self.mean_ns = mean_ns
-        self.std_ns = std_ns
+        self.sum_ns = sum_ns
+        self.squares = squares
         self.min_ns = min_ns
         self.max_ns = max_ns
         self.is_exact = is_exact
@@ -123,6 +124,22 @@ class GapStats:
         self.heat_width_ns = heat_width_ns
         self.heat = heat
         self._ends: list[int] = []
+
+    @property
+    def mean_ns(self) -> float:
+        """0 where there are none."""
+        return self.sum_ns / self.samples if self.samples else 0.0
+
+    @property
+    def std_ns(self) -> float:
+        """Standard deviation; 0 where there are none."""
+        samples, sum_ns = self.samples, self.sum_ns
+        if not samples:
+            return 0.0
+        # In whole numbers up to the division: a difference of two floats so large would say
+        # nothing.
+        variance = (samples * self.squares - sum_ns * sum_ns) / samples**2
+        return float(variance**0.5)
 
     def percentile_ns(self, percent: float) -> float:
         """Linear interpolation between the nearest ranks; 0 without samples."""
@@ -265,12 +282,10 @@ class GapLog:
         values, counts = (column.tolist() for column in self._distribution())
         heat = self._heat
         assert heat is not None
-        squares = self._squares if self._exact is None else _squares_of(values, counts)
-        mean_ns, std_ns = _mean_and_std(self._samples, self._sum_ns, squares)
         return GapStats(
             samples=self._samples,
-            mean_ns=mean_ns,
-            std_ns=std_ns,
+            sum_ns=self._sum_ns,
+            squares=self._squares if self._exact is None else _squares_of(values, counts),
             min_ns=max(self._min_ns, 0),
             max_ns=self._max_ns,
             is_exact=self._exact is not None,
@@ -443,13 +458,11 @@ class FewGaps:
         """The distribution so far."""
         keys = sorted(self._by_value)
         counts = [self._by_value[key] for key in keys]
-        squares = _squares_of(keys, counts) if self._is_exact else self._squares
-        mean_ns, std_ns = _mean_and_std(self._samples, self._sum_ns, squares)
         heat = self._heat
         return GapStats(
             samples=self._samples,
-            mean_ns=mean_ns,
-            std_ns=std_ns,
+            sum_ns=self._sum_ns,
+            squares=_squares_of(keys, counts) if self._is_exact else self._squares,
             min_ns=max(self._min_ns, 0),
             max_ns=self._max_ns,
             is_exact=self._is_exact,
@@ -458,15 +471,6 @@ class FewGaps:
             heat_width_ns=self._width_ns,
             heat=[(*divmod(place, _HEAT_ROWS), heat[place]) for place in sorted(heat)],
         )
-
-
-def _mean_and_std(samples: int, sum_ns: int, squares: int) -> tuple[float, float]:
-    """Compute them from the sums of gaps and of their squares, in ns; 0 where there are none."""
-    if not samples:
-        return 0.0, 0.0
-    # In whole numbers up to the division: a difference of two floats so large would say nothing.
-    variance = (samples * squares - sum_ns * sum_ns) / samples**2
-    return float(sum_ns / samples), float(variance**0.5)
 
 
 class Heat:

@@ -83,16 +83,6 @@ def cdf_chart(
     label, _, meaning = LATENCY_NAMES[name]
     low = min(float(values.min()) for _, values, _ in known)
     high = max(float(values.max()) for _, values, _ in known)
-    series = [
-        Series(
-            name=curve,
-            x=short(values),
-            y=short(parts * 100),
-            color=PALETTE[index % len(PALETTE)],
-            width=2.0,
-        )
-        for index, (curve, values, parts) in enumerate(known)
-    ]
     return Chart(
         chart_id=f"cdf-{name}",
         section="latency",
@@ -101,7 +91,16 @@ def cdf_chart(
         y=Axis(
             title="% of " + ("gaps" if name == "itl" else "requests"), unit="%", low=0, high=100
         ),
-        series=series,
+        series=[
+            Series(
+                name=curve,
+                x=short(values),
+                y=short(parts * 100),
+                color=PALETTE[index % len(PALETTE)],
+                width=2.0,
+            )
+            for index, (curve, values, parts) in enumerate(known)
+        ],
         limits=[Limit(axis="x", value=limit_ms, text=f"objective {limit_ms:g}")]
         if limit_ms
         else [],
@@ -131,13 +130,11 @@ def heat_charts(run: RunData) -> list[Chart]:
     arrivals_s = run.completed("arrival_ns") / NS_PER_S
     limits = limits_ms(run)
     for name, (label, column, _) in LATENCY_NAMES.items():
-        series: list[Series] = []
         if name == "itl":
             figure = _gap_heat(run)
         elif len(arrivals_s):
             values_ms = run.completed(column) / NS_PER_MS
             figure = _heat(arrivals_s, values_ms)
-            series = [] if figure is None else _percentiles(arrivals_s, values_ms, run.end_s)
         else:
             figure = None
         if figure is None:
@@ -147,20 +144,21 @@ def heat_charts(run: RunData) -> list[Chart]:
         cells = [(int(i), int(j), float(z[j, i])) for j, i in places.tolist()]
         unit = "gaps" if name == "itl" else "requests"
         limit = limits.get(name)
-        charts.append(
-            Chart(
-                chart_id=f"heat-{name}",
-                section="over-time",
-                title=f"{label} over time",
-                note=f"color: {unit} per cell" + ("; line: the chosen percentile" * bool(series)),
-                x=run.time_axis("token at, s" if name == "itl" else "arrival, s"),
-                y=log_axis(float(y[0]), float(y[-1]), "ms", "ms"),
-                heat=Heat(x=short(x, 7), y=short(y), cells=cells, unit=unit, top=float(z.max())),
-                series=series,
-                limits=[Limit(axis="y", value=limit, text=f"objective {limit:g}")] if limit else [],
-                time=True,
-            )
+        chart = Chart(
+            chart_id=f"heat-{name}",
+            section="over-time",
+            title=f"{label} over time",
+            note=f"color: {unit} per cell",
+            x=run.time_axis("token at, s" if name == "itl" else "arrival, s"),
+            y=log_axis(float(y[0]), float(y[-1]), "ms", "ms"),
+            heat=Heat(x=short(x, 7), y=short(y), cells=cells, unit=unit, top=float(z.max())),
+            limits=[Limit(axis="y", value=limit, text=f"objective {limit:g}")] if limit else [],
+            time=True,
         )
+        if name != "itl":
+            chart.series = _percentiles(arrivals_s, values_ms, run.end_s)
+            chart.note += "; line: the chosen percentile"
+        charts.append(chart)
     return charts
 
 

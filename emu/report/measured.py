@@ -13,6 +13,7 @@ error relative to the measurement. TPOT leaves requests with one output token ou
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +81,14 @@ def compare_measured(directory: Path, measured: Path) -> MeasuredComparison:
     return compare_with(read_run(directory), read_measurement(measured))
 
 
+def _makespan(run: RunData, measurement: Measurement) -> MeasuredRow | None:
+    """None where it was not measured."""
+    measured_s, duration = measurement.makespan_s, run.summary.duration
+    if not measured_s:
+        return None
+    return MeasuredRow("makespan", "", measured_s, duration, percent_of(duration, measured_s))
+
+
 def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
     """Compare what has been read. Raises InputError if the run completed no request."""
     mine = run_values(run, measurement)
@@ -90,7 +99,29 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
         "TPOT": measurement.tpot_ms,
         "E2E": measurement.e2e_ms,
     }
-    rows: list[MeasuredRow] = []
+    _, here, there = np.intersect1d(
+        run.completed("request_id"), measurement.request_ids, return_indices=True
+    )
+    pairs = (here, there)
+    return MeasuredComparison(
+        rows=list(_rows(run, measurement, mine, theirs)),
+        paired=_paired(mine, theirs, pairs),
+        makespan=_makespan(run, measurement),
+        requests_measured=len(measurement.request_ids),
+        requests_run=len(mine["TTFT"]),
+        anchor=measurement.anchor,
+        skipped=measurement.skipped,
+        unlike=_unlike(run, measurement, pairs),
+    )
+
+
+def _rows(
+    run: RunData,
+    measurement: Measurement,
+    mine: Mapping[str, Floats],
+    theirs: Mapping[str, Floats],
+) -> Iterator[MeasuredRow]:
+    """Each statistic of each latency that both have."""
     for metric in ("TTFT", "TPOT", "ITL", "E2E"):
         if metric == "ITL":
             figures = [run.summary.statistic(_SUMMARY_NAMES[s], "itl") for s in STATISTICS]
@@ -106,26 +137,7 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
         for statistic, figure in zip(STATISTICS, figures, strict=True):
             base = known.get(statistic, measurement.figures.get((metric, statistic)))
             if base is not None:
-                rows.append(MeasuredRow(metric, statistic, base, figure, percent_of(figure, base)))
-    makespan = None
-    if measurement.makespan_s:
-        duration = run.summary.duration
-        difference = percent_of(duration, measurement.makespan_s)
-        makespan = MeasuredRow("makespan", "", measurement.makespan_s, duration, difference)
-    _, here, there = np.intersect1d(
-        run.completed("request_id"), measurement.request_ids, return_indices=True
-    )
-    pairs = (here, there)
-    return MeasuredComparison(
-        rows=rows,
-        paired=_paired(mine, theirs, pairs),
-        makespan=makespan,
-        requests_measured=len(measurement.request_ids),
-        requests_run=len(mine["TTFT"]),
-        anchor=measurement.anchor,
-        skipped=measurement.skipped,
-        unlike=_unlike(run, measurement, pairs),
-    )
+                yield MeasuredRow(metric, statistic, base, figure, percent_of(figure, base))
 
 
 def run_values(run: RunData, measurement: Measurement) -> dict[str, Floats]:

@@ -166,10 +166,8 @@ def request_ids(found: Sequence[Document]) -> list[int]:
 
 
 def _read_bench(path: Path, result: Document) -> Measurement:
-    duration = result.get("duration")
-    makespan_s = float(duration) if isinstance(duration, (int, float)) else 0.0
     if "ttfts" not in result:
-        return _bench_figures(path, result, makespan_s)
+        return _bench_figures(path, result)
     lists: dict[str, list[Any]] = {}
     for key in ("ttfts", "itls", "output_lens"):
         value = result.get(key)
@@ -210,7 +208,7 @@ def _read_bench(path: Path, result: Document) -> Measurement:
         tpot_ms=table[:, 2],
         e2e_ms=table[:, 3],
         itl_ms=np.array(gaps),
-        makespan_s=makespan_s,
+        makespan_s=_makespan_s(result),
         figures={},
         anchor="client",
         skipped=len(lists["ttfts"]) - len(rows),
@@ -222,7 +220,12 @@ def _lengths(path: Path, key: str, values: list[Any]) -> NDArray[np.int64]:
     return np.array(read, dtype=np.int64)
 
 
-def _bench_figures(path: Path, result: Document, makespan_s: float) -> Measurement:
+def _makespan_s(result: Document) -> float:
+    duration = result.get("duration")
+    return float(duration) if isinstance(duration, (int, float)) else 0.0
+
+
+def _bench_figures(path: Path, result: Document) -> Measurement:
     figures = {
         (metric, label): float(result[f"{statistic}_{key}_ms"])
         for metric, key in _SUMMARY_METRICS.items()
@@ -243,7 +246,7 @@ def _bench_figures(path: Path, result: Document, makespan_s: float) -> Measureme
         tpot_ms=empty,
         e2e_ms=empty,
         itl_ms=empty,
-        makespan_s=makespan_s,
+        makespan_s=_makespan_s(result),
         figures=figures,
         anchor="client",
         skipped=failed if isinstance(failed, int) else 0,

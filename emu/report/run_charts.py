@@ -8,7 +8,7 @@ quantiles, pictures over time at most 120 x 40 cells, time series at most 800 po
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,33 +31,44 @@ _REPLICA_ROWS_MAX: Final = 200
 _SLOWEST: Final = 25
 STAGES: Final = ("queue", "prefill", "migration", "decode")
 
-_SERIES: Final[tuple[tuple[str, str, str, dict[str, str], str], ...]] = (
-    ("queue", "Requests waiting", "", {"waiting": "waiting"}, "requests"),
-    (
+
+class _Shown(NamedTuple):
+    """A chart of columns of the time series."""
+
+    chart_id: str
+    title: str
+    note: str
+    columns: dict[str, str]
+    """Column -> label."""
+    unit: str
+
+
+_SERIES: Final = (
+    _Shown("queue", "Requests waiting", "", {"waiting": "waiting"}, "requests"),
+    _Shown(
         "queue-tokens",
         "Prompt tokens waiting",
         "",
         {"waiting_prefill_tokens": "waiting"},
         "tokens",
     ),
-    (
+    _Shown(
         "running",
         "Sequences running and migrating",
         "",
         {"running": "running", "migrating": "migrating"},
         "sequences",
     ),
-    (
+    _Shown(
         "tokens",
         "Tokens per second",
         "recomputed prompt tokens included",
         {"prefill_tokens_per_s": "prompt", "decode_tokens_per_s": "output"},
         "tokens/s",
     ),
-    ("blocks", "KV blocks", "", {"used_blocks": "used", "total_blocks": "total"}, "blocks"),
-    ("preemptions", "Preemptions per interval", "", {"preemptions": "preemptions"}, ""),
+    _Shown("blocks", "KV blocks", "", {"used_blocks": "used", "total_blocks": "total"}, "blocks"),
+    _Shown("preemptions", "Preemptions per interval", "", {"preemptions": "preemptions"}, ""),
 )
-"""Chart id, title, note, column -> label, unit."""
 
 
 def run_charts(run: RunData) -> list[Chart]:
@@ -83,8 +94,8 @@ def _series_charts(run: RunData) -> list[Chart]:
     kinds = [name.removeprefix("flows_") for name in run.series if name.startswith("flows_")]
     specs = (
         *_SERIES,
-        ("flows", "Network flows under way", "", {f"flows_{k}": k for k in kinds}, "flows"),
-        (
+        _Shown("flows", "Network flows under way", "", {f"flows_{k}": k for k in kinds}, "flows"),
+        _Shown(
             "flow-bytes",
             "Network traffic",
             "",
@@ -93,18 +104,18 @@ def _series_charts(run: RunData) -> list[Chart]:
         ),
     )
     charts = []
-    for name, title, note, columns, unit in specs:
+    for spec in specs:
         # Curves and charts of nothing but zeros take room and say nothing.
-        curves = [curve for curve in series_lines(run.series, columns) if any(curve.y)]
+        curves = [curve for curve in series_lines(run.series, spec.columns) if any(curve.y)]
         if curves:
             charts.append(
                 Chart(
-                    chart_id=name,
+                    chart_id=spec.chart_id,
                     section="load",
-                    title=title,
-                    note=note,
+                    title=spec.title,
+                    note=spec.note,
                     x=run.time_axis("s"),
-                    y=Axis(title=unit, unit=unit, low=0),
+                    y=Axis(title=spec.unit, unit=spec.unit, low=0),
                     series=curves,
                     time=True,
                 )
@@ -167,15 +178,12 @@ def _kv_by_replica(run: RunData) -> list[Chart]:
             if i >= 0 and not off[cell]
         ]
     unit = "%" if has_totals else "blocks"
-    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled; gray: inactive"
-    if len(replicas) > len(shown):
-        note += f"; first {len(shown)} of {len(replicas)} replicas"
     top = 100.0 if has_totals else max((value for _, _, value in cells), default=1.0)
     chart = Chart(
         chart_id="kv-replicas",
         section="replicas",
         title="KV cache by replica",
-        note=note,
+        note=f"{'% of ' if has_totals else ''}KV blocks in use, sampled; gray: inactive",
         x=run.time_axis("s"),
         y=Axis(title="replica", names=[str(replica) for replica in shown], inverse=True),
         heat=Heat(x=short(edges_s, 7), y=[], cells=cells, unit=unit, top=top),
@@ -185,6 +193,8 @@ def _kv_by_replica(run: RunData) -> list[Chart]:
         back=True,
         row="replica",
     )
+    if len(replicas) > len(shown):
+        chart.note += f"; first {len(shown)} of {len(replicas)} replicas"
     return [chart]
 
 

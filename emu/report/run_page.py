@@ -77,15 +77,13 @@ def write_report(directory: Path) -> Path:
 def report_html(run: RunData) -> str:
     """The page as text."""
     summary = run.summary
-    charts = run_charts(run)
-    present = {chart.section for chart in charts}
     changes = [row for row in run.transitions if row.old]
     plans = [mark for mark in run.marks if mark.kind == "plan"]
     by_replica = replica_rows(run)
     return page(
         "run.html",
         title=run_title(run),
-        charts=charts,
+        charts=run_charts(run),
         facts=facts(run),
         partial=summary.partial_reason if summary.partial else "",
         pace=_pace(summary),
@@ -98,7 +96,7 @@ def report_html(run: RunData) -> str:
         drawn=_drawn_rows(run.directory),
         remarks=[(name, text) for name, text, _ in remarks(summary)],
         energy=_energy_rows(summary),
-        sections=[(key, name) for key, name in _SECTIONS.items() if key in present],
+        sections=_SECTIONS.items(),
         replica_head=list(by_replica[0]) if by_replica else [],
         replica_rows=[list(row.values()) for row in by_replica],
         transitions=[

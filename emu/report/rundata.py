@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 import numpy as np
@@ -126,15 +126,15 @@ def read_run(directory: Path) -> RunData:
     if summary_path is None:
         problem = "no summary.json: not the directory of a run, or the run never ended"
         raise InputError(str(directory), None, "", problem)
-    requests, is_completed = _read_requests(find(directory, "requests.csv"))
+    requests = _read_requests(find(directory, "requests.csv"))
     gaps_path = find(directory, "itl.json")
     origin = _read_origin(find(directory, "run.json"))
     config = origin.pop("config", None)
     return RunData(
         directory=directory,
         summary=read_summary(summary_path),
-        requests=requests,
-        is_completed=is_completed,
+        requests=requests.columns,
+        is_completed=requests.is_completed,
         series=_read_series(find(directory, "timeseries.csv")),
         transitions=_read_transitions(find(directory, "transitions.csv")),
         marks=_read_marks(find(directory, "marks.csv")),
@@ -183,7 +183,14 @@ def _int(text: str, path: Path, line: int, column: str) -> int:
     return value
 
 
-def _read_requests(path: Path | None) -> tuple[dict[str, Ints], NDArray[np.bool_]]:
+class _Requests(NamedTuple):
+    """The rows of requests.csv."""
+
+    columns: dict[str, Ints]
+    is_completed: NDArray[np.bool_]
+
+
+def _read_requests(path: Path | None) -> _Requests:
     columns = [array("q") for _ in REQUEST_COLUMNS]
     completed = array("b")
     if path is not None:
@@ -202,7 +209,7 @@ def _read_requests(path: Path | None) -> tuple[dict[str, Ints], NDArray[np.bool_
         for name, column in zip(REQUEST_COLUMNS, columns, strict=True)
     }
     flags = np.frombuffer(completed, dtype=np.int8) if completed else np.zeros(0, dtype=np.int8)
-    return table, flags.astype(np.bool_)
+    return _Requests(table, flags.astype(np.bool_))
 
 
 def _read_series(path: Path | None) -> dict[str, NDArray[np.float64]]:

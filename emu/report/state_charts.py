@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,17 +41,26 @@ ROLE_COLOURS: Final = {  # what is not a state by itself
     "queue": STATE_COLOURS["inactive"],
     "migration": "#f28e2b",
 }
+
+
+class Look(NamedTuple):
+    """How a kind of mark is drawn."""
+
+    symbol: str
+    color: str
+
+
 MARKS: Final = {
-    "fault": ("cross", "#d62728"),
-    "recovery": ("star", "#2ca02c"),
-    "plan": ("down", "#7f3fbf"),
-    "loaded": ("up", "#1f77b4"),
-    "relay": ("diamond", "#e69f00"),
-    "host_cache": ("square", "#8c564b"),
-    "command": ("pin", "#17789c"),
+    "fault": Look("cross", "#d62728"),
+    "recovery": Look("star", "#2ca02c"),
+    "plan": Look("down", "#7f3fbf"),
+    "loaded": Look("up", "#1f77b4"),
+    "relay": Look("diamond", "#e69f00"),
+    "host_cache": Look("square", "#8c564b"),
+    "command": Look("pin", "#17789c"),
 }
 """Kind of event -> symbol and color; each kind has a row of its own above the replicas."""
-_OTHER_MARK: Final = ("circle", "#6b7280")
+_OTHER_MARK: Final = Look("circle", "#6b7280")
 _SEGMENTS_MAX: Final = 6_000
 _MARKS_MAX: Final = 2_000
 _STEPS_MAX: Final = 1_200
@@ -98,9 +107,9 @@ def state_timeline(run: RunData) -> list[Chart]:
     if not run.transitions:
         return []
     parts = run_segments(run)
-    note = "color: state; hover tells what changed it and why"
+    left_out = ""
     if len(parts) > _SEGMENTS_MAX:
-        note += f"; the {_SEGMENTS_MAX:,} longest of {len(parts):,} stretches are drawn"
+        left_out = f"; the {_SEGMENTS_MAX:,} longest of {len(parts):,} stretches are drawn"
         parts = sorted(parts, key=lambda part: (part.start_ns - part.end_ns, part.replica))
         parts = parts[:_SEGMENTS_MAX]
     replicas = sorted({transition.replica for transition in run.transitions})
@@ -111,7 +120,7 @@ def state_timeline(run: RunData) -> list[Chart]:
         chart_id="states",
         section="replicas",
         title="State of every replica",
-        note=note,
+        note=f"color: state; hover tells what changed it and why{left_out}",
         x=run.time_axis("s"),
         y=Axis(title="replica", names=names, inverse=True),
         spans=_spans(parts, row_of),
@@ -144,16 +153,16 @@ def _marks(run: RunData, kinds: Sequence[str]) -> list[Series]:
     """Faults and decisions above the replicas, a row and a symbol for each kind."""
     result = []
     for row, kind in enumerate(kinds):
-        symbol, color = MARKS.get(kind, _OTHER_MARK)
+        look = MARKS.get(kind, _OTHER_MARK)
         points = [mark for mark in run.marks[:_MARKS_MAX] if mark.kind == kind]
         result.append(
             Series(
                 name=kind,
                 x=[_seconds(mark.time_ns) for mark in points],
                 y=[row] * len(points),
-                color=color,
+                color=look.color,
                 shape="points",
-                symbol=symbol,
+                symbol=look.symbol,
                 size=10,
                 text=[
                     f"{kind} {mark.target}: {mark.text}" if mark.target else f"{kind}: {mark.text}"
@@ -204,7 +213,18 @@ def gpus_over_time(run: RunData) -> list[Chart]:
     if not steps:
         return []
     stride = -(-len(times) // _STEPS_MAX)
-    series = [
+    chart = Chart(
+        chart_id="gpus",
+        section="replicas",
+        title="GPUs by role, and the requests that arrive",
+        note="areas: GPUs in use; line: arrivals per second (right axis)",
+        x=run.time_axis("s"),
+        y=Axis(title="GPUs", unit="GPUs", low=0),
+        height=320,
+        is_wide=True,
+        time=True,
+    )
+    chart.series = [
         Series(
             name=role,
             x=[*times[::stride], round(run.end_s, 6)],
@@ -216,11 +236,10 @@ def gpus_over_time(run: RunData) -> list[Chart]:
         for role, counts in steps.items()
     ]
     arrivals = run.requests["arrival_ns"] / NS_PER_S
-    rate_axis = None
     if len(arrivals):
         counts, edges = np.histogram(arrivals, bins=_RATE_CELLS, range=(0, run.end_s))
         rates = counts / (run.end_s / _RATE_CELLS)
-        series.append(
+        chart.series.append(
             Series(
                 name="arrivals",
                 x=short(edges[:-1]),
@@ -231,20 +250,7 @@ def gpus_over_time(run: RunData) -> list[Chart]:
                 right=True,
             )
         )
-        rate_axis = Axis(title="requests/s", unit="requests/s", low=0)
-    chart = Chart(
-        chart_id="gpus",
-        section="replicas",
-        title="GPUs by role, and the requests that arrive",
-        note="areas: GPUs in use; line: arrivals per second (right axis)",
-        x=run.time_axis("s"),
-        y=Axis(title="GPUs", unit="GPUs", low=0),
-        y2=rate_axis,
-        series=series,
-        height=320,
-        is_wide=True,
-        time=True,
-    )
+        chart.y2 = Axis(title="requests/s", unit="requests/s", low=0)
     return [chart]
 
 

@@ -62,7 +62,6 @@ class TraceSink:
             if shape.decode_count or shape.verify
             else "prefill"
         )
-        name = f"{kind} x{steps}" if steps > 1 else kind
         for span in spans or [StageSpan(0, start_ns, end_ns)]:
             self.writer.batch(
                 replica_id,
@@ -70,7 +69,7 @@ class TraceSink:
                 span.end_ns - span.start_ns,
                 batch_id=batch.batch_id,
                 stage=span.stage,
-                name=name,
+                name=f"{kind} x{steps}" if steps > 1 else kind,
                 args=args,
             )
         first_ns = spans[0].start_ns if spans else start_ns

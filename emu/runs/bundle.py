@@ -185,6 +185,15 @@ def _wheel_of(packed: Iterable[_Packed]) -> Wheel | None:
     return own_wheel() if is_same else None
 
 
+def _more(packed: Sequence[_Packed]) -> str:
+    """What else is to be known before the runs start."""
+    programs = sorted({program for one in packed for program in one.programs})
+    told = f"\nThe runs start {', '.join(programs)}, which is not packed.\n" if programs else ""
+    if any(one.has_classes for one in packed):
+        told += "\n`--plugins` lets the code in `inputs/` run; read it before.\n"
+    return told
+
+
 def _readme(packed: Sequence[_Packed], wheel: Wheel | None, *, has_inputs: bool) -> str:
     first = packed[0].versions
     versions = f"numpy=={first['numpy']}" if first.get("numpy") else ""
@@ -194,17 +203,13 @@ def _readme(packed: Sequence[_Packed], wheel: Wheel | None, *, has_inputs: bool)
         words = _INSTALL.format(wheel=shlex.quote(f"./{wheel.name}{ending}"), versions=versions)
     else:
         words = _BUILD.format(revision=first.get("revision") or "REVISION", versions=versions)
-    programs = sorted({program for one in packed for program in one.programs})
-    more = f"\nThe runs start {', '.join(programs)}, which is not packed.\n" if programs else ""
     has_classes = any(one.has_classes for one in packed)
-    if has_classes:
-        more += "\n`--plugins` lets the code in `inputs/` run; read it before.\n"
     return _README.format(
         inputs=f"`{INPUTS}/` holds the files and classes that they name. " if has_inputs else "",
         runs="\n".join(one.told for one in packed),
         install=words,
         plugins="--plugins " if has_classes else "",
-        more=more,
+        more=_more(packed),
     ).replace("\n\n\n", "\n\n")
 
 

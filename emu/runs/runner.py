@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,7 +34,8 @@ from emu.world import Outcome, Ports, World, emulate, prepare
 if TYPE_CHECKING:
     import threading
 
-    from emu.log import Format, Level, Log
+    from emu.log import Log
+    from emu.runs.options import RunOptions
     from emu.runs.shard_routes import Routes
 
 _WARNINGS_MAX: Final = 5
@@ -266,48 +267,36 @@ def _is_same(config: Config, summary: Path) -> bool:
     return {**old, "output": None} == {**new, "output": None}
 
 
-def run_command(
-    path: Path,
-    *,
-    output: Path | None,
-    seed: int | None,
-    overrides: Sequence[str],
-    quiet: bool,
-    report: bool,
-    log_level: Level = "off",
-    log_format: Format = "text",
-    force: bool = False,
-    as_json: bool = False,
-    jobs: int = 0,
-) -> int:
-    """`emu run`. `jobs`: from 2 on, processes of this one run."""
+def run_command(path: Path, output: Path | None, options: RunOptions) -> int:
+    """`emu run` of one run; `output`: the directory, None for the configuration's."""
     import shlex
 
+    seed, overrides = options.seed, options.settings
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     asked = Path(config.output.dir)
-    if not force:
+    if not options.force:
         config = kept_apart(config, str(path))
     log = None
-    if log_level != "off":
+    if options.level != "off":
         from emu.log import make_log
 
-        log = make_log(log_level, log_format)
+        log = make_log(options.level, options.log_format)
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
     with blaming(overrides):
         result = execute(
             config,
             str(path),
-            progress=not quiet and log is None and sys.stderr.isatty(),
-            report=config.output.report and report,
+            progress=not options.quiet and log is None and sys.stderr.isatty(),
+            report=config.output.report and options.report,
             origin=Origin(shlex.join(words), overrides),
             log=log,
-            jobs=jobs,
+            jobs=options.jobs,
         )
     say_moved(asked, Path(config.output.dir))
-    if as_json:
+    if options.as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
-    elif not quiet:
+    elif not options.quiet:
         _say(result, config, str(path))
     return 0
 

@@ -237,21 +237,27 @@ class ReplicaLimits:
     """True only if the workload has token ids or hashes at all; else blocks are just counted."""
     leap: bool
     kv_layout: KvLayout | None
+    """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     state_bytes: int
     """Of the states of a sequence, all layers and ranks."""
-    """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     replica_id: int
     """The holder of what is taken from a queue of the whole cluster."""
     hands_off: bool
     """Requests leave when their prompt is computed (a prefill replica)."""
+    preemptions_max: int
+    """A request preempted more often fails (0 = no limit)."""
+    forms_ahead: bool
+    """Each batch is formed while the one before it runs, for schedulers that can."""
     __slots__ = (
         "block_size",
+        "forms_ahead",
         "hands_off",
         "kv_layout",
         "leap",
         "max_model_tokens",
         "num_blocks",
         "pipeline_stages",
+        "preemptions_max",
         "prefix_caching",
         "replica_id",
         "state_bytes",
@@ -270,6 +276,8 @@ class ReplicaLimits:
         replica_id: int = -1,
         *,
         hands_off: bool = False,
+        preemptions_max: int = 0,
+        forms_ahead: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -281,6 +289,8 @@ class ReplicaLimits:
         self.state_bytes = state_bytes
         self.replica_id = replica_id
         self.hands_off = hands_off
+        self.preemptions_max = preemptions_max
+        self.forms_ahead = forms_ahead
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -313,20 +323,18 @@ class Scheduler(ABC):
         table: SchedulerTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
         ledger: Ledger | None = None,
         max_num_seqs: int = 0,
     ) -> None:
-        """`preemptions_max`: a request preempted more often fails (0 = no limit). `ledger`: with
-        a pool or a queue of the policy's own. `max_num_seqs`: most requests that can run at once
-        (0 = no limit but the blocks)."""
+        """`ledger`: with a pool or a queue of the policy's own. `max_num_seqs`: most requests that
+        can run at once (0 = no limit but the blocks)."""
         self.table = table
         self.limits = limits
         self.block_size = limits.block_size
         self.ledger = ledger or Ledger(
             CountingPool(limits.num_blocks, limits.block_size), make_queue(table.order)
         )
-        self.ledger.preemptions_max = preemptions_max
+        self.ledger.preemptions_max = limits.preemptions_max
         self.max_num_seqs = max_num_seqs or limits.num_blocks
         """Most requests that can run at once (each holds a block at least)."""
 

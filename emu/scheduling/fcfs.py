@@ -88,12 +88,7 @@ class FcfsScheduler(Scheduler):
     grows = False
 
     def __init__(
-        self,
-        table: FcfsTable,
-        limits: ReplicaLimits,
-        *,
-        queue: PrefillQueue | None = None,
-        preemptions_max: int = 0,
+        self, table: FcfsTable, limits: ReplicaLimits, *, queue: PrefillQueue | None = None
     ) -> None:
         """`queue`: the global queue, shared by replicas; None = a private one."""
         self.is_shared = queue is not None
@@ -101,7 +96,6 @@ class FcfsScheduler(Scheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(
                 CountingPool(limits.num_blocks, limits.block_size),
                 make_queue(table.order) if self.is_shared else self.prompts,

@@ -26,23 +26,13 @@ class LookingScheduler(Scheduler):
         table: SchedulerTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int,
         ledger: Ledger,
         max_num_seqs: int,
-        ahead: bool,
     ) -> None:
-        """`ahead`: each batch is formed while the one before it runs. `preemptions_max`: a request
-        preempted more often fails (0 = no limit)."""
-        super().__init__(
-            table,
-            limits,
-            preemptions_max=preemptions_max,
-            ledger=ledger,
-            max_num_seqs=max_num_seqs,
-        )
+        super().__init__(table, limits, ledger=ledger, max_num_seqs=max_num_seqs)
         self._queue = ledger.queue
-        self._ahead = ahead
-        self._looks_late = ahead
+        self._ahead = limits.forms_ahead
+        self._looks_late = self._ahead
         """A request that comes is not in the queue at once."""
         self._unseen = Unseen()
         """Requests that the engine has not looked at yet (`_looks_late`)."""

@@ -21,16 +21,13 @@ def make_scheduler(
     limits: ReplicaLimits,
     *,
     queue: PrefillQueue | None = None,
-    preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
-    ahead: bool = False,
     own: Callable[..., Any] | None = None,
     parts: Sequence[Part] = (),
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
-    `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (for schedulers that can).
+    `queue` is the cluster's global prefill queue (fcfs only).
     `parts`: what features of the replica do in it (vllm: all; others: drafts). `own` makes a
     scheduler of a user's class. Raises InputError for one that cannot be made.
     """
@@ -42,22 +39,13 @@ def make_scheduler(
         _watch(found, table.policy)
         made = found
     elif isinstance(table, VllmTable):
-        made = VllmScheduler(
-            table,
-            limits,
-            preemptions_max=preemptions_max,
-            tiers=tiers,
-            ahead=ahead,
-            parts=parts,
-        )
+        made = VllmScheduler(table, limits, tiers=tiers, parts=parts)
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.forms_ahead:
-        made = implementation(table.made_by)(
-            table, limits, preemptions_max=preemptions_max, ahead=ahead, parts=parts
-        )
+        made = implementation(table.made_by)(table, limits, parts=parts)
     else:
-        made = implementation(table.made_by)(table, limits, preemptions_max=preemptions_max)
+        made = implementation(table.made_by)(table, limits)
     return made
 
 

@@ -89,17 +89,9 @@ class SimpleScheduler(Scheduler):
     orders_idle = False
     """True: `form_batch` itself leaves in `self.idle` exactly those that it did not take."""
 
-    def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        """`preemptions_max`: a request preempted more often fails (0 = no limit)."""
+    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
         check_faithful(table.quirks)
-        super().__init__(
-            table,
-            limits,
-            preemptions_max=preemptions_max,
-            max_num_seqs=table.places(limits.pipeline_stages),
-        )
+        super().__init__(table, limits, max_num_seqs=table.places(limits.pipeline_stages))
         self.pool = self.ledger.pool
         self.idle: list[Request] = []
         """Admitted requests that are in no batch in flight, in the order that the policy keeps."""

@@ -35,14 +35,13 @@ none can be admitted and no block can be lacking. A caller that changes the coun
 still holds (`leap_holds`). A batch that ends prompts while none waits *runs on*: the batches after
 it are a decode run of its members (`run_on`).
 
-**Ahead** (`ahead`, vLLM's default since 0.14). The engine forms batch n+1 when batch n starts. Seen
-from the end of batch n, where this emulator forms the next batch, that means: a request is seen one
-batch late; what ended with batch n keeps its place and its blocks while batch n+1 is formed (the
-engine knows that it ends, so it is no longer a member); an engine with nothing to run looks again
-at once. Leaps stay exact: requests not seen yet, and places and blocks about to be free, end a leap
-after one iteration unless they could change nothing. One stage only: a pipeline already keeps
-several batches in flight.
-"""
+**Ahead** (`forms_ahead`, vLLM's default since 0.14). The engine forms batch n+1 when batch n
+starts. Seen from the end of batch n, where this emulator forms the next batch, that means: a
+request is seen one batch late; what ended with batch n keeps its place and its blocks while batch
+n+1 is formed (the engine knows that it ends, so it is no longer a member); an engine with nothing
+to run looks again at once. Leaps stay exact: requests not seen yet, and places and blocks about to
+be free, end a leap after one iteration unless they could change nothing. One stage only: a pipeline
+already keeps several batches in flight."""
 
 from __future__ import annotations
 
@@ -127,17 +126,15 @@ class VllmScheduler(LookingScheduler):
         table: VllmTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
         tiers: Sequence[LowerTier] = (),
-        ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
-        tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
-        while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `parts`: what features of the replica do here, in the order in which they are asked."""
+        """`tiers`: KV tiers below the GPU pool, used only with prefix caching. `walks`: without a
+        cohort, every iteration by the rule. `parts`: what features of the replica do here, in the
+        order of asking."""
+        ahead = limits.forms_ahead
         self.parts = parts
         self._parts = tuple(parts)
         self._timed = tuple(part for part in parts if part.sees_time)
@@ -156,10 +153,8 @@ class VllmScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(pool, make_queue(table.order)),
             max_num_seqs=table.requests_max,
-            ahead=ahead,
         )
         self.settings = table
         self._grouped = pool if isinstance(pool, GroupedPool) else None

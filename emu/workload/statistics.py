@@ -157,14 +157,14 @@ def _gap_cv(arrivals: Ints) -> float:
 
 
 def _lengths(values: Ints) -> Lengths:
-    p50, p90, p95, p99 = (float(value) for value in np.percentile(values, _PERCENTILES))
+    parts = dict(zip(_PERCENTILES, np.percentile(values, _PERCENTILES).tolist(), strict=True))
     return Lengths(
         min=int(values.min()),
         mean=float(values.mean()),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
+        p50=parts[50],
+        p90=parts[90],
+        p95=parts[95],
+        p99=parts[99],
         max=int(values.max()),
         total=int(values.sum()),
         histogram=_histogram(values),

@@ -172,7 +172,7 @@ class Watched(Cluster):
                     self._gpu_of[link] = gpu.index
         carry = self.network.carry
 
-        def watched(parts: Any, *, kind: str, on_done: Callable[[], None], **more: Any) -> Any:
+        def watched(parts: Any, spec: Any, on_done: Callable[[], None], **more: Any) -> Any:
             def done() -> None:
                 for path, size in parts:
                     gpu = self._gpu_of.get(path[-1]) if len(path) else None
@@ -180,7 +180,7 @@ class Watched(Cluster):
                         self._gpu_bytes[gpu] = self._gpu_bytes.get(gpu, 0) + size
                 on_done()
 
-            return carry(parts, kind=kind, on_done=done if kind == "weights" else on_done, **more)
+            return carry(parts, spec, done if spec.kind == "weights" else on_done, **more)
 
         self.network.carry = watched  # type: ignore[method-assign]
 

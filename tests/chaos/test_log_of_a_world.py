@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from emu.apps.chaos.command import chaos_command
+from emu.apps.chaos.options import ChaosOptions
 from emu.errors import InputError
 
 
 def test_one_seed_tells_its_life_as_json(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {
-        "faults": None,
-        "corpus": None,
-        "every": 10**9,
-        "processes": 1,
-        "keep": tmp_path,
-    }
     done = chaos_command(
-        None, seeds="3", quiet=True, log_level="info", log_format="json", **options
+        ChaosOptions(
+            seeds="3",
+            every=10**9,
+            jobs=1,
+            keep=tmp_path,
+            quiet=True,
+            log_level="info",
+            log_format="json",
+        )
     )
     assert done == 0
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
@@ -36,13 +37,5 @@ def test_one_seed_tells_its_life_as_json(
 def test_a_log_of_several_worlds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one world, and there are 2"):
         chaos_command(
-            None,
-            seeds="0:2",
-            faults=None,
-            corpus=None,
-            every=40,
-            processes=1,
-            keep=tmp_path,
-            quiet=True,
-            log_level="info",
+            ChaosOptions(seeds="0:2", jobs=1, keep=tmp_path, quiet=True, log_level="info")
         )

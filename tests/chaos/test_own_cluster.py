@@ -11,6 +11,7 @@ from emu.apps.chaos import minimize, trial
 from emu.apps.chaos.campaign import world_of
 from emu.apps.chaos.command import Asked, chaos_command, jobs_of, read_world
 from emu.apps.chaos.minimize import Shrinking, shrink
+from emu.apps.chaos.options import ChaosOptions
 from emu.apps.chaos.telling import Blame, Owner, blame_of, broken_rules
 from emu.apps.chaos.trial import Verdict, run_world
 from emu.apps.chaos.truth.judges import Written
@@ -47,16 +48,10 @@ def cluster(tmp_path: Path) -> Path:
 
 
 def chaos(path: Path | None, **options: Any) -> int:
-    usual: dict[str, Any] = {
-        "seeds": "0:1",
-        "faults": None,
-        "corpus": None,
-        "every": 40,
-        "processes": 1,
-        "quiet": True,
-    }
+    usual: dict[str, Any] = {"seeds": "0:1", "jobs": 1, "quiet": True}
     folder = (path or Path()).parent
-    return chaos_command(path, **{"keep": folder / "kept", **usual, **options})
+    given = {"keep": folder / "kept", **usual, **options}
+    return chaos_command(ChaosOptions(config=path, **given))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from emu.apps.chaos.campaign import campaign, world_of, write_world
 from emu.apps.chaos.command import Asked, chaos_command, jobs_of, read_world
+from emu.apps.chaos.options import ChaosOptions
 from emu.config.load import config_from_dict
 from emu.errors import InputError
 
@@ -64,13 +65,7 @@ def test_a_world_of_a_shipped_configuration_is_read_back_as_written(copy: Path, 
 def test_a_sweep_is_refused_with_the_command_that_takes_it(path: Path) -> None:
     with pytest.raises(InputError, match=r"a file with a base is a sweep: emu sweep FILE"):
         chaos_command(
-            path,
-            seeds="0:2",
-            faults=None,
-            corpus=None,
-            every=40,
-            processes=1,
-            keep=Path("unused"),
-            quiet=True,
-            quick=True,
+            ChaosOptions(
+                config=path, seeds="0:2", jobs=1, keep=Path("unused"), quiet=True, quick=True
+            )
         )

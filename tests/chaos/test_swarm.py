@@ -12,6 +12,7 @@ from emu.apps.chaos import command as commands
 from emu.apps.chaos import truth
 from emu.apps.chaos.campaign import Job, campaign, run_job
 from emu.apps.chaos.command import read_world
+from emu.apps.chaos.options import ChaosOptions
 from emu.apps.chaos.strikes import STRIKES
 from emu.apps.chaos.totals import CHANGES, Totals
 from emu.apps.chaos.trial import Verdict, run_world
@@ -96,15 +97,7 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
 
     def exit_status() -> int:
         return commands.chaos_command(
-            None,
-            seeds="0:10",
-            faults=None,
-            corpus=None,
-            every=40,
-            processes=1,
-            keep=Path("unused"),
-            quiet=False,
-            at_least=100,
+            ChaosOptions(seeds="0:10", jobs=1, keep=Path("unused"), at_least=100)
         )
 
     assert exit_status() == 0
@@ -122,12 +115,15 @@ def test_a_rule_that_judged_nothing_fails_a_campaign(
     """Three hundred drawn worlds in which a rule was never asked prove nothing about it."""
     totals = Totals(seeds=300, judged={**dict.fromkeys(RULES, 5), "front": 0})
     monkeypatch.setattr(commands, "campaign", lambda *_, **__: totals)
-    told = {"seeds": "0:300", "faults": None, "corpus": None, "every": 40, "processes": 1}
-    exit_status = commands.chaos_command(None, keep=Path("unused"), quiet=False, **told)
-    assert exit_status == 3
+
+    def exit_status(*, quiet: bool) -> int:
+        options = ChaosOptions(seeds="0:300", jobs=1, keep=Path("unused"), quiet=quiet)
+        return commands.chaos_command(options)
+
+    assert exit_status(quiet=False) == 3
     assert "front (0): what was preempted goes on first" in capsys.readouterr().out
     totals.judged["front"] = 1
-    assert commands.chaos_command(None, keep=Path("unused"), quiet=True, **told) == 0
+    assert exit_status(quiet=True) == 0
 
 
 def test_every_rule_is_counted_somewhere_and_every_count_is_a_rule() -> None:

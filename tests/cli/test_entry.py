@@ -16,6 +16,7 @@ import emu.runs.runner
 from emu import entry
 from emu.cli import COMMANDS, FIRST_WORDS, groups, overview
 from emu.cli.parser import parser_of, specs
+from emu.runs.options import RunOptions
 from tests.cli.helpers import ROOT, SMALL
 from tests.patience import PATIENCE_S
 
@@ -28,10 +29,11 @@ DEFAULTS: dict[str, Any] = {
     "report": True,
     "force": False,
     "as_json": False,
-    "log_level": "off",
+    "level": "off",
     "log_format": "text",
     "jobs": 0,
 }
+READ = ("seed", "quiet", "report", "force", "as_json", "level", "log_format", "jobs")
 LINES: list[tuple[str, dict[str, Any]]] = [
     ("c.toml", {}),
     ("run c.toml", {}),
@@ -66,8 +68,15 @@ WRONG = {
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
 
-    def record(path: Path, **options: Any) -> int:
-        made.append({"path": path, **options})
+    def record(path: Path, output: Path | None, options: RunOptions) -> int:
+        made.append(
+            {
+                "path": path,
+                "output": output,
+                "overrides": options.settings,
+                **{name: getattr(options, name) for name in READ},
+            }
+        )
         return 0
 
     monkeypatch.setattr(emu.runs.runner, "run_command", record)

@@ -13,6 +13,7 @@ from emu.cluster.audit import leaks
 from emu.cluster.cluster import Cluster
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
+from emu.network.flows import TransferSpec
 from emu.runs.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
@@ -131,7 +132,7 @@ def test_contention_to_the_nanosecond(tmp_path: Path) -> None:
 
         def join() -> None:
             path = plan.topology.path(0, 3)
-            network.carry([(path, 5_000_000)], kind="weights", on_done=lambda: None)
+            network.carry([(path, 5_000_000)], TransferSpec("weights"), lambda: None)
 
         cluster.kernel.call_at(10_000_000 + joined_ns, 0, join)
         outcome = await cluster.run()

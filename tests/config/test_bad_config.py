@@ -45,6 +45,8 @@ BAD: list[tuple[str, str, str]] = [
     ("other_policy", '[scheduler]\npolicy = "vllm"\nchunk_size = 64', ':3: scheduler.chunk_size: means nothing with policy = "vllm"; it is a key of policy = "sarathi"'),
     ("default_policy", "[scheduler]\nmax_tokens = 64", ':2: scheduler.max_tokens: means nothing with policy = "vllm"; it is a key of policy = "orca" or "faster_transformer"'),
     ("other_backend", '[latency]\nbackend = "roofline"\nper_token_us = 9', ':3: latency.per_token_us: means nothing with backend = "roofline"; it is a key of backend = "linear"'),
+    ("no_sampler", '[latency]\nbackend = "linear"\nsampling = "top_p"', ':3: latency.sampling: means nothing with backend = "linear"; it is a key of backend = "roofline" or "aiconfigurator" or "vidur"'),
+    ("no_kernels", '[latency]\nbackend = "linear"\nstep_overhead_us = 9', ':3: latency.step_overhead_us: means nothing with backend = "linear"; it is a key of backend = "roofline" or "profile" or "astra-sim" or "aiconfigurator" or "vidur" or "package.module:Class"'),
     ("group_policy", '[scheduler]\npolicy = "sarathi"\n[[replicas]]\nscheduler = { max_num_seqs = 4 }', ':4: replicas.0.scheduler.max_num_seqs: means nothing with policy = "sarathi"; it is a key of policy = "vllm" or "package.module:Class"'),
     ("group_backend", '[[replicas]]\nlatency = { backend = "linear", round_tokens_to = 8 }', ':2: replicas.0.latency.round_tokens_to: means nothing with backend = "linear"; it is a key of backend = "roofline" or "astra-sim" or "vidur"'),
     ("fcfs_order", '[scheduler]\npolicy = "fcfs"\norder = "priority"', ':3: scheduler.order: fcfs takes requests as they come; it needs "arrival"'),

@@ -350,7 +350,6 @@ def toy_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made = Engine(
         name="toy",
-        version="1.0",
         model=msgspec.structs.replace(ENGINE, name="toy-1.0", host_step_ns=9_000_000),
         memory=toy_memory,
         kernels=toy_kernels,

@@ -13,7 +13,7 @@ from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import TensorrtLlmTable
 from emu.engines.registry import engine_named, nearest_version
 from emu.errors import InputError
-from emu.kv.memory import engine_plan
+from emu.kv.memory import Demand, engine_plan
 from emu.latency.base import BatchShape
 from emu.latency.coefficients import kernels_of
 from emu.latency.engine import is_captured, padded
@@ -94,18 +94,17 @@ def test_kv_is_a_part_of_what_is_free_at_the_peak() -> None:
 def test_blocks_of_a_published_log() -> None:
     """DeepSeek's shape, TP 8 on H200: a peak of 91.46 GiB leaves 41.11 GiB at 0.85."""
     spec = lookup_model("deepseek-ai/DeepSeek-V3")
-    plan = engine_plan(
-        spec,
-        139.81,
+    weights = engine_plan(spec, 200.0, Demand(tp=8, exact_weights=True)).weight_bytes_rank
+    demand = Demand(
         tp=8,
         kv_cache_dtype="fp8",
         block_size=32,
         utilization=0.85,
-        reserve_bytes=int(91.46 * GIB)
-        - engine_plan(spec, 200.0, tp=8, exact_weights=True).weight_bytes_rank,
+        reserve_bytes=int(91.46 * GIB) - weights,
         exact_weights=True,
         of_free=True,
     )
+    plan = engine_plan(spec, 139.81, demand)
     assert plan.kv_bytes_token_rank == 35_136
     assert plan.kv_bytes_rank / GIB == pytest.approx(41.11, rel=0.02)
 

@@ -32,7 +32,8 @@ def scheduler(budget=64, cache=64, blocks=1000, caching=False, ahead=False, **ke
         num_blocks=blocks, block_size=16, max_model_tokens=10_000, prefix_caching=caching
     )
     table = VllmTable(**keys)
-    return VllmScheduler(table, limits, ahead=ahead, parts=[EncoderCache(budget, cache)])
+    limits.forms_ahead = ahead
+    return VllmScheduler(table, limits, parts=[EncoderCache(budget, cache)])
 
 
 def images_of(batch):

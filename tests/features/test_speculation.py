@@ -51,7 +51,8 @@ def scheduler(
         kv_layout=layout,
     )
     parts = [] if speculative is None else [Speculation(speculative, 7)]
-    return VllmScheduler(table, limits, ahead=ahead, parts=parts)
+    limits.forms_ahead = ahead
+    return VllmScheduler(table, limits, parts=parts)
 
 
 def request(number, prompt=16, output=200, ids=None, tenant=""):

@@ -63,7 +63,7 @@ def sglang(
         page_overhead="on" if ahead else "off",
         **keys,
     )
-    return SglangScheduler(table, limits(blocks, page), ahead=ahead, parts=part(speculative))
+    return SglangScheduler(table, limits(blocks, page, ahead), parts=part(speculative))
 
 
 def tensorrt(
@@ -72,16 +72,20 @@ def tensorrt(
     table = TensorrtLlmTable(
         **{"enable_chunked_prefill": True, "tokens_per_block": 16, "block_size": 16, **keys}
     )
-    return TensorrtLlmScheduler(table, limits(blocks, 16), ahead=ahead, parts=part(speculative))
+    return TensorrtLlmScheduler(table, limits(blocks, 16, ahead), parts=part(speculative))
 
 
 def part(speculative: Any) -> list[Speculation]:
     return [] if speculative is None else [Speculation(speculative, 7)]
 
 
-def limits(blocks: int, size: int) -> ReplicaLimits:
+def limits(blocks: int, size: int, ahead: bool) -> ReplicaLimits:
     return ReplicaLimits(
-        num_blocks=blocks, block_size=size, max_model_tokens=10**6, prefix_caching=True
+        num_blocks=blocks,
+        block_size=size,
+        max_model_tokens=10**6,
+        prefix_caching=True,
+        forms_ahead=ahead,
     )
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.house.measure import COMPLEXITY_MAX, ROOT, count
+from tests.house.measure import ROOT, RUFF, count
 
 paths = [path.removeprefix("emu/") for path in sys.argv[1:]]
 for name, places in count(paths or ("",)).items():
     print(f"{name:20} {len(places)}")
     if paths:
         print("".join(f"    {place}\n" for place in places), end="")
-subprocess.run(
-    [
-        *(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "C901", "-q"),
-        *("--config", f"lint.mccabe.max-complexity={COMPLEXITY_MAX}", "--output-format", "concise"),
-        *([str(ROOT / path) for path in paths] or [str(ROOT)]),
-    ],
-    check=False,
-)
+subprocess.run([*RUFF, *([str(ROOT / path) for path in paths] or [str(ROOT)])], check=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -19,6 +20,11 @@ from tests.sources import nodes, parsed
 ROOT = Path(__file__).resolve().parents[2] / "emu"
 FUNCTION_LINES_MAX = 60
 COMPLEXITY_MAX = 15
+RUFF = (
+    *(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "C901", "-q"),
+    *("--config", f"lint.mccabe.max-complexity={COMPLEXITY_MAX}", "--output-format", "concise"),
+)
+"""Lists functions of higher complexity in the paths that follow."""
 GROUP_LINES_MIN = 40
 """A component of fewer lines is a helper, not a topic."""
 BANNER = re.compile(r"^\s*#\s*[-=#~*]{8,}|^\s*#\s*[-=]{3,} .* [-=]{3,}\s*$")
@@ -139,6 +145,10 @@ def split_modules(path: Path) -> Iterator[str]:
         yield f"{place(path, 1)} {len(found)} groups: {heads}"
 
 
+PUBLIC = frozenset(("_replace", "_exit", "_run_exitfuncs", "_flash_attention_forward"))
+"""Names of named tuples, `os`, `atexit` and transformers: their libraries have no public ones."""
+
+
 def foreign_privates(path: Path) -> Iterator[str]:
     """Private names taken from another package of emu (the folder below `emu` or `emu/apps`)."""
     own = package(path.relative_to(ROOT).as_posix())
@@ -149,7 +159,7 @@ def foreign_privates(path: Path) -> Iterator[str]:
                 if alias.name.startswith("_") and not alias.name.startswith("__") and home != own:
                     yield f"{place(path, node.lineno)} {node.module}.{alias.name}"
 
-    known = private_names(own)
+    known = private_names(own) | PUBLIC
     for node in nodes(path):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
             on_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
-from tests.house.measure import count
+from tests.house.measure import ROOT, RUFF, count
 
 BOUNDS = {
     "banner": 0,
     "names another file": 0,
     "long function": 0,
     "two topics": 0,
-    "x=x": 380,
-    "getattr, hasattr": 34,
+    "foreign private": 0,
+    "x=x": 150,
+    "getattr, hasattr": 30,
     "Any": 260,
     "cast": 7,
     "**kwargs": 20,
@@ -32,9 +35,7 @@ def test_a_count_of_the_house_does_not_grow(
     assert len(found) <= at_most, "\n".join(found)
 
 
-def test_private_names_of_other_packages_are_those_of_libraries(
-    places: dict[str, list[str]],
-) -> None:
-    """Named tuples, `os._exit`, `atexit` and transformers have no public name for these."""
-    public = ("._replace", "._exit", "._run_exitfuncs", "._flash_attention_forward")
-    assert [one for one in places["foreign private"] if not one.endswith(public)] == []
+def test_no_function_has_more_branches_than_a_reader_can_hold() -> None:
+    """As ruff counts them, at most 15; replica and scheduling: 10, in pyproject.toml."""
+    done = subprocess.run([*RUFF, str(ROOT)], capture_output=True, text=True, check=False)
+    assert done.stdout == ""

@@ -9,7 +9,7 @@ from emu.catalogue import lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.kv.memory import engine_plan, engine_weight_bytes
+from emu.kv.memory import Demand, engine_plan, engine_weight_bytes
 from emu.kv.vidur_memory import vidur_plan
 from emu.units import GIB
 
@@ -35,9 +35,8 @@ LLAMA, QWEN, MOE = "Llama-3.1-8B", "Qwen3-32B", "Qwen3-30B-A3B"
 def test_engine_rule_gives_llmservingsim_capacities(
     model, tp, pp, ep, memory_gib, utilization, weights, per_token, blocks
 ):
-    plan = engine_plan(
-        lookup_model(model), memory_gib, tp=tp, pp=pp, ep=ep, utilization=utilization
-    )
+    demand = Demand(tp=tp, pp=pp, ep=ep, utilization=utilization)
+    plan = engine_plan(lookup_model(model), memory_gib, demand)
     assert plan.weight_bytes_rank == weights
     assert plan.kv_bytes_token_rank == per_token
     assert plan.num_blocks == blocks
@@ -48,33 +47,33 @@ def test_the_charge_bounds_the_physical_weights_but_for_norms_and_biases():
     for model in (LLAMA, QWEN, MOE, "Mixtral-8x7B", "Llama-2-70b"):
         spec = lookup_model(model)
         for tp, pp in ((1, 1), (2, 1), (4, 2), (8, 4)):
-            plan = engine_plan(spec, 4096, tp=tp, pp=pp)
+            plan = engine_plan(spec, 4096, Demand(tp=tp, pp=pp))
             small = spec.layers * 4 * (spec.hidden + 2 * spec.head_dim)
             assert plan.weight_bytes_rank >= max(plan.physical_weight_bytes) - small
 
 
 def test_kv_heads_are_replicated_beyond_their_number():
     spec = lookup_model(MOE)  # four KV heads
-    four, eight = (engine_plan(spec, 96, tp=tp) for tp in (4, 8))
+    four, eight = (engine_plan(spec, 96, Demand(tp=tp)) for tp in (4, 8))
     assert four.kv_bytes_token_rank == eight.kv_bytes_token_rank == 98_304 // 4
 
 
 def test_latent_kv_is_held_by_every_rank():
     spec = lookup_model("DeepSeek-V3")
-    plan = engine_plan(spec, 141, tp=8)
+    plan = engine_plan(spec, 141, Demand(tp=8))
     assert plan.kv_bytes_token_rank == plan.kv_bytes_token == 61 * (512 + 64) * 2
 
 
 def test_narrow_kv_doubles_the_tokens():
     spec = lookup_model(LLAMA)
-    wide, narrow = (engine_plan(spec, 80, kv_cache_dtype=t) for t in ("auto", "fp8"))
+    wide, narrow = (engine_plan(spec, 80, Demand(kv_cache_dtype=t)) for t in ("auto", "fp8"))
     assert narrow.kv_bytes_token_rank * 2 == wide.kv_bytes_token_rank
     assert narrow.num_blocks // 2 == wide.num_blocks
 
 
 def test_uneven_pipeline_is_judged_by_its_fullest_stage():
     spec = lookup_model(LLAMA)
-    assert engine_plan(spec, 80, pp=3).kv_bytes_token_rank == 11 * 4096
+    assert engine_plan(spec, 80, Demand(pp=3)).kv_bytes_token_rank == 11 * 4096
     assert engine_weight_bytes(spec, pp=3) > engine_weight_bytes(spec, pp=4)
 
 
@@ -85,9 +84,9 @@ def test_weights_that_do_not_fit_are_named():
 
 def test_no_block_left_is_an_input_error():
     with pytest.raises(InputError, match="no block fits"):
-        engine_plan(lookup_model(LLAMA), 16, utilization=0.9)
+        engine_plan(lookup_model(LLAMA), 16, Demand(utilization=0.9))
     with pytest.raises(InputError, match="no block fits"):
-        engine_plan(lookup_model(LLAMA), 24, reserve_bytes=8 * GIB)
+        engine_plan(lookup_model(LLAMA), 24, Demand(reserve_bytes=8 * GIB))
 
 
 def planned(policy: str, margin: float, **keys):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emu.migration.destinations import Destinations
-from emu.migration.outbound import Kv
+from emu.migration.destinations import Choosing, Destinations
+from emu.migration.outbound import Kv, Outbound
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.events import Event
 from emu.replica.inbound import reserve
@@ -126,19 +126,19 @@ class FakeWorld:
         search = Destinations(
             replica,
             self,  # type: ignore[arg-type]
+            Choosing("first_free"),
             holder=name_of(source),
-            policy="first_free",
             are_alike=False,
         )
-        made = Watcher(
-            replica,
-            self,  # type: ignore[arg-type]
+        outbound = Outbound(
+            source,
             search,
             Kv(block_size=4, bytes_per_token=10),
-            layers=2,
+            self.next_batch_id,
             attempts_max=1,
             lease_ns=lease_ns,
         )
+        made = Watcher(replica, self, outbound, layers=2)  # type: ignore[arg-type]
         replica.outbox = self.watchers[source] = made
         return made
 

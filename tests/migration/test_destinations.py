@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from emu.migration.destinations import Destinations
+from emu.migration.destinations import Choosing, Destinations
 from emu.replica.states import ReplicaState
 from tests.migration.fakes import FakeWorld
 
@@ -21,8 +21,8 @@ def search(
     return Destinations(
         world.replicas[0],
         world,  # type: ignore[arg-type]
+        Choosing(policy),
         holder="watcher 0",
-        policy=policy,
         are_alike=True,
     )
 

@@ -16,7 +16,7 @@ from emu.config.schema import MigrationTable
 from emu.errors import PluginError
 from emu.kernel.clock import PARK
 from emu.migration import live
-from emu.migration.destinations import Destinations
+from emu.migration.destinations import Choosing, Destinations
 from emu.migration.live import LiveMigrator, Use, choose_pair
 from emu.policy.own import OwnMigration, OwnPlacement
 from emu.policy.views import ReplicaView
@@ -286,11 +286,9 @@ class Chosen:
         self.search = Destinations(
             self.world.replicas[0],
             self.world,  # type: ignore[arg-type]
+            Choosing("mine:Policy", OwnPlacement(self.policy, "mine:Policy", None), view),
             holder="watcher 0",
-            policy="mine:Policy",
             are_alike=False,
-            own=OwnPlacement(self.policy, "mine:Policy", None),
-            see=view,
         )
 
     def take(self, prompt: int = 10) -> int:

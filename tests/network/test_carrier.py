@@ -9,6 +9,7 @@ from emu.config.load import config_from_dict
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.network.fates import Fate
+from emu.network.flows import TransferSpec
 from tests.kernel.scripted import run
 
 
@@ -48,10 +49,9 @@ def test_breaks_that_are_told_with_the_last_byte_are_the_only_outcome() -> None:
         for _ in range(2):
             carrier.carry(
                 ((path, 1_000_000),),
-                kind="kv",
-                on_done=lambda: done.append(1),
+                TransferSpec("kv", pair=(0, 1)),
+                lambda: done.append(1),
                 on_failed=failed.append,
-                pair=(0, 1),
             )
         set_extra(carrier, 1_000_000)
         half_ns = 1_000_000 * 10**9 // min(topology.links[link].bytes_per_s for link in path)

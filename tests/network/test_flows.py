@@ -8,7 +8,7 @@ import pytest
 
 from emu.errors import InvariantViolation
 from emu.network.audit import Books
-from emu.network.flows import END, FlowTable
+from emu.network.flows import END, FlowTable, TransferSpec
 from emu.network.links import Flow
 from tests.network.rates import rate_of, utilization
 
@@ -131,7 +131,7 @@ def test_marks_report_layers_as_their_last_byte_arrives():
 def test_a_group_ends_and_passes_marks_with_its_slowest_part():
     """Two ranks of 1250 bytes; rank 1's egress is shared with another flow until 200 ns."""
     table = FlowTable([NIC] * 4)
-    table.start_group(1, [((0, 2), 1_250), ((1, 3), 1_250)], 0, marks=(1_250,))
+    table.start_group(1, [((0, 2), 1_250), ((1, 3), 1_250)], 0, TransferSpec(marks=(1_250,)))
     table.start(2, (1,), 1_250, 0)
     # Rank 0: 100 ns, half at 50. Rank 1: 6.25 B/ns until flow 2 ends with it at 200; half at 100.
     assert walk(table) == [(100, 1, 0), (200, 1, END), (200, 2, END)]

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from emu.config.schema import GpuTable, NodeTable
-from emu.network.flows import END, FlowTable
+from emu.network.flows import END, FlowTable, TransferSpec
 from emu.network.topology import build_topology
 from tests.network.rates import rate_of
 
@@ -201,8 +201,9 @@ def test_hop_after_one_that_has_ended_is_free():
 def test_ranks_of_a_chain_follow_their_own_rank():
     """TP 2: rank 1's first hop is half as fast; the group ends with it."""
     table = FlowTable([10_000_000_000, 5_000_000_000, 10_000_000_000, 10_000_000_000])
-    table.start_group(0, [((0,), 1_000), ((1,), 1_000)], 0)
-    table.start_group(1, [((2,), 1_000), ((3,), 1_000)], 0, after=0, lag_bytes=100)
+    table.start_group(0, [((0,), 1_000), ((1,), 1_000)], 0, TransferSpec())
+    behind = TransferSpec(after=0, lag_bytes=100)
+    table.start_group(1, [((2,), 1_000), ((3,), 1_000)], 0, behind)
     # Rank 0: 100, 110. Rank 1: 200, then 100 bytes at 10 B/ns: 210.
     assert [(e.flow_id, e.at_ns) for e in table.advance(1_000)] == [(0, 200), (1, 210)]
 

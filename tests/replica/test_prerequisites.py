@@ -363,8 +363,8 @@ class Links:
     def latency_ns(self, path: tuple[int, ...]) -> int:
         return path[0] + path[1]
 
-    def carry(self, parts: Any, *, kind: str, on_done: Any, latency_ns: int) -> Any:
-        self.carried.append((parts, kind, latency_ns))
+    def carry(self, parts: Any, spec: Any, on_done: Any) -> Any:
+        self.carried.append((parts, spec.kind, spec.latency_ns))
         return on_done
 
 

@@ -59,7 +59,8 @@ def scheduler_of(case: Case, *, leap: bool = False) -> Watched:
         prefix_caching=True,
         leap=leap,
     )
-    return Watched(table, limits, ahead=case.overlap)
+    limits.forms_ahead = case.overlap
+    return Watched(table, limits)
 
 
 def rows_of(case: Case) -> list[Row]:

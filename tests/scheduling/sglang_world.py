@@ -65,7 +65,8 @@ class Program:
             prefix_caching=True,
             leap=leap,
         )
-        return SglangScheduler(self.table, limits, ahead=self.ahead)
+        limits.forms_ahead = self.ahead
+        return SglangScheduler(self.table, limits)
 
 
 def tokens_of(rid: int, spec: Spec) -> list[int]:

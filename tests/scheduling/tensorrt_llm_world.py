@@ -23,7 +23,8 @@ class TensorrtLlmProgram(Program):
             prefix_caching=self.has_tokens,
             leap=leap,
         )
-        return TensorrtLlmScheduler(self.table, limits, ahead=self.ahead)
+        limits.forms_ahead = self.ahead
+        return TensorrtLlmScheduler(self.table, limits)
 
 
 def random_program(seed: int) -> TensorrtLlmProgram:

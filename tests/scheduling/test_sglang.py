@@ -210,7 +210,8 @@ def test_fewest_outputs_then_the_longest_prompt_is_retracted() -> None:
 
 def scheduler(*, ahead: bool, num_blocks: int = 1000, **keys: object) -> SglangScheduler:
     limits = ReplicaLimits(num_blocks=num_blocks, block_size=1, max_model_tokens=10_000, leap=False)
-    return SglangScheduler(SglangTable(**keys), limits, ahead=ahead)
+    limits.forms_ahead = ahead
+    return SglangScheduler(SglangTable(**keys), limits)
 
 
 def step(of: SglangScheduler, now_ns: int) -> tuple[int, list[int]]:

@@ -59,7 +59,8 @@ def scheduler(
         hands_off=hands_off,
     )
     table = TensorrtLlmTable(tokens_per_block=block, block_size=block, **keys)
-    return TensorrtLlmScheduler(table, limits, ahead=ahead)
+    limits.forms_ahead = ahead
+    return TensorrtLlmScheduler(table, limits)
 
 
 def members(of: TensorrtLlmScheduler, batch: Batch) -> dict[int, int]:

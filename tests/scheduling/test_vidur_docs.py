@@ -33,6 +33,11 @@ def shortest_first(**more):
     return make_scheduler(OwnSchedulerTable(policy="my_scheduler:ShortestFirst"), limits)
 
 
+def test_a_scheduler_of_ones_own_keeps_the_limit_of_preemptions():
+    """`limits.preemptions_per_request` was an argument that only shipped schedulers were given."""
+    assert shortest_first(preemptions_max=7).ledger.preemptions_max == 7
+
+
 def test_every_policy_and_every_faithful_name_is_on_the_page():
     for name in (*KINDS[SchedulerTable].kinds, *FAITHFUL):
         assert f"| `{name}`" in PAGE

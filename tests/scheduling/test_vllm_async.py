@@ -19,7 +19,8 @@ def scheduler(num_blocks=1000, **table) -> VllmScheduler:
     limits = ReplicaLimits(
         num_blocks=num_blocks, block_size=16, max_model_tokens=10_000, leap=False
     )
-    return VllmScheduler(VllmTable(**table), limits, ahead=True)
+    limits.forms_ahead = True
+    return VllmScheduler(VllmTable(**table), limits)
 
 
 def request(request_id: int, arrival_ns: int, prompt: int = 32, output: int = 5) -> Request:
@@ -106,7 +107,8 @@ def test_requests_that_nobody_has_seen_can_leave():
 def test_a_retried_request_may_pass_the_head_that_arrived_with_it(late_id, is_cut):
     """Ties of arrival go by id, in the queue and so in the question whether a leap may go on."""
     limits = ReplicaLimits(num_blocks=20, block_size=16, max_model_tokens=10_000, leap=True)
-    of = VllmScheduler(VllmTable(), limits, ahead=True)
+    limits.forms_ahead = True
+    of = VllmScheduler(VllmTable(), limits)
     of.enqueue(request(5, 0, output=90), 0)
     of.enqueue(request(7, 0, prompt=19 * 16), 0)  # never fits beside the other
     batch = of.schedule(0)
@@ -122,7 +124,8 @@ def test_the_registry_makes_one_that_looks_ahead():
     limits = ReplicaLimits(num_blocks=10, block_size=16, max_model_tokens=100)
     members = {}
     for ahead in (True, False):
-        of = make_scheduler(VllmTable(), limits, ahead=ahead)
+        limits.forms_ahead = ahead
+        of = make_scheduler(VllmTable(), limits)
         of.enqueue(request(0, 0), 0)
         batch = of.schedule(0)
         of.enqueue(request(1, 50), 50)

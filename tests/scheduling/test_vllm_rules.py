@@ -22,8 +22,9 @@ def scheduler(
         pipeline_stages=stages,
         prefix_caching=caching,
         leap=leap,
+        preemptions_max=preemptions_max,
     )
-    return VllmScheduler(VllmTable(**keys), limits, preemptions_max=preemptions_max, tiers=tiers)
+    return VllmScheduler(VllmTable(**keys), limits, tiers=tiers)
 
 
 def request(rid, prompt, output, *, arrival=0, tokens=None, **fields):

@@ -20,9 +20,10 @@ def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=
         max_model_tokens=1 << 20,
         pipeline_stages=stages,
         leap=leap,
+        preemptions_max=preemptions_max,
     )
     table.setdefault("max_tokens", 64)
-    return cls(table_for(policy_of(cls), **table), limits, preemptions_max=preemptions_max)
+    return cls(table_for(policy_of(cls), **table), limits)
 
 
 def request(request_id, prompt, output, *, at=0, limit=None, **more):

@@ -221,7 +221,7 @@ def test_a_watch_tells_each_change_once_and_forgets_the_oldest() -> None:
     world.scale(3)
     world.settle()
     world.settle(LOAD_NS / 1e9)
-    seen = [c.seen(watch.test) for c in world.store.since(PODS, watch.version)]
+    seen = [c.seen(watch.selected.test) for c in world.store.since(PODS, watch.version)]
     kinds = [event[0] for event in seen if event is not None]
     assert kinds[0] == "ADDED"
     assert set(kinds[1:]) == {"MODIFIED"}

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.apps.chaos.campaign import base_of
+from emu.apps.chaos.options import ChaosOptions
 from emu.apps.shared.points import Base, Driver, Point, Row, point_pool, point_store
 from emu.apps.shared.settings import settings_of
 from emu.apps.shared.watching import watching
@@ -210,30 +211,22 @@ def _met(row: Row) -> float:
     return float(row.result.figures.get("slo.joint_attainment") or 0.0)
 
 
-def slo_command(
-    path: Path | None,
-    *,
-    overrides: Sequence[str],
-    rates: Sequence[str],
-    moments: int,
-    processes: int,
-    ray: str | None,
-    output: Path | None,
-    quiet: bool,
-) -> int:
+def slo_command(options: ChaosOptions) -> int:
     """Run, rank, write the worst as a configuration. Raises InputError."""
+    path, overrides, quiet = options.config, options.overrides, options.quiet
     if path is None:
         raise InputError("chaos", None, "--slo", "give the configuration of a cluster")
     config = load_config(path, overrides)
     plan = make_plan(config, str(path))
-    strikes = strikes_of(plan, rates_of(rates))
+    strikes = strikes_of(plan, rates_of(options.rate))
     if not strikes:
         raise InputError("chaos", None, "--rate", "every rate is 0: nothing strikes")
-    directory = output or Path("runs") / f"{path.stem}-faults"
-    with watching("runs", wanted=not quiet) as watch, point_pool(processes, ray) as pool:
+    directory = options.output or Path("runs") / f"{path.stem}-faults"
+    pool_of = point_pool(options.jobs, options.ray)
+    with watching("runs", wanted=not quiet) as watch, pool_of as pool:
         driver = Driver(Base(path), settings_of(overrides), point_store(directory), pool, "")
         driver.watch = watch
-        campaign = Campaign(driver, config, str(path), moments)
+        campaign = Campaign(driver, config, str(path), options.moments)
         driver.line = "single faults"
         ranked = campaign.broken(strikes)
         driver.line = "a spare"

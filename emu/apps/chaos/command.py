@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from emu.apps.chaos.campaign import Job, base_of, campaign, world_of, write_world
 from emu.apps.chaos.minimize import Shrinking, shrink
+from emu.apps.chaos.options import ChaosOptions
 from emu.apps.chaos.quick import QuickForm, quick_form
 from emu.apps.chaos.shrinking import telling_shrinking
 from emu.apps.chaos.telling import Blame, Owner, advice, blame_of, owner_of, tell
@@ -25,7 +25,7 @@ from emu.config.load import config_from_dict, load_config
 from emu.config.tomlfile import read_toml
 from emu.documents import Document
 from emu.errors import InputError, InvariantViolation, RunError
-from emu.log import Format, Level, Log, make_log
+from emu.log import Log, make_log
 from emu.process.console import open_console
 from emu.report.measurement import records
 from emu.units import NS_PER_S
@@ -98,57 +98,46 @@ class Ordered(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def chaos_command(
-    path: Path | None,
-    *,
-    seeds: str,
-    faults: Path | None,
-    corpus: Path | None,
-    every: int,
-    processes: int,
-    keep: Path,
-    quiet: bool,
-    overrides: Sequence[str] = (),
-    quick: bool = False,
-    at_least: int = 1,
-    ray: str | None = None,
-    output: Path | None = None,
-    log_level: Level = "off",
-    log_format: Format = "text",
-) -> int:
+def chaos_command(options: ChaosOptions) -> int:
     """Run a campaign.
 
     4 if emu was wrong, 3 if a run ended early for a cause in the user's configuration, or a kind
-    of fault struck, or a rule judged, too seldom. The books are checked after `every` events.
+    of fault struck, or a rule judged, too seldom.
     """
     console = open_console()
-    log = make_log(log_level, log_format)
+    log = make_log(options.level, options.log_format)
+    path, at_least = options.config, options.at_least
+    overrides = tuple(options.overrides)
     if path is None:
-        for given, option in ((faults, "--faults"), (overrides, "--set"), (quick, "--quick")):
+        needing = ((options.faults, "--faults"), (overrides, "--set"), (options.quick, "--quick"))
+        for given, option in needing:
             if given:
                 raise InputError("chaos", None, option, "needs a configuration")
-    if corpus is not None:
-        return _replay(corpus, every, console, log)
-    asked = Asked(path, seed_range(seeds), faults, tuple(overrides), quick, every)
+    if options.corpus is not None:
+        return _replay(options.corpus, options.every, console, log)
+    seeds = seed_range(options.seeds)
+    asked = Asked(path, seeds, options.faults, overrides, options.quick, options.every)
     ordered = jobs_of(asked)
     if log is not None:
         _only_one(len(ordered.jobs), "--seeds")
-    if ordered.note and not quiet:
+    if ordered.note and not options.quiet:
         print(ordered.note, file=sys.stderr, flush=True)
     totals = campaign(
         ordered.jobs,
-        processes=processes,
-        ray=ray,
-        kept=output,
-        progress=not quiet and log is None,
+        processes=options.jobs,
+        ray=options.ray,
+        kept=options.output,
+        progress=not options.quiet and log is None,
         log=log,
     )
-    if not quiet:
+    if not options.quiet:
         print_totals(totals, console, at_least, is_drawn=path is None)
     if totals.failing:
-        return _tell_failing(totals, asked, ordered, keep, console, is_told=not quiet)
+        return _tell_failing(
+            totals, asked, ordered, options.keep, console, is_told=not options.quiet
+        )
     if totals.left:
-        again = "" if output is None else "; the same command goes on from there"
+        again = "" if options.output is None else "; the same command goes on from there"
         console.print(f"interrupted; {totals.left:,} seeds did not run{again}")
         return 130
     return RunError.exit_status if _is_too_seldom(totals, at_least, is_drawn=path is None) else 0

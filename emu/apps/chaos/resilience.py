@@ -40,6 +40,8 @@ TPOT_SLACK_MS: Final = 2.0
 """... and TPOT."""
 Pair = tuple[float, list[tuple[float, float]]]
 """Arrival in seconds; TTFT, then TPOT, in ms without the faults and with them."""
+_Rows = dict[tuple[str, str], dict[str, str]]
+"""Requests by id and attempt (a client that tries again makes a new row)."""
 
 
 class Cost(msgspec.Struct, kw_only=True):
@@ -92,38 +94,53 @@ def resilience(config: Config, source: str, directory: Path) -> tuple[Summary, S
     return summaries[0], summaries[1], _cost(config, directory, *summaries)
 
 
-def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Cost:
-    before = _rows(directory / "without")
-    after = _rows(directory / "with")
-    first_s = _first_strike(directory / "with", min(fault.at_s for fault in config.faults))
-    affected = worse = lost_ends = retried = 0
+class _Fared(msgspec.Struct):
+    """How the requests of a run with faults fared, against the run without; as of `Cost`."""
+
+    affected: int = 0
+    worse: int = 0
+    retried: int = 0
+    lost_ends: int = 0
     ttft: list[float] = []
     e2e: list[float] = []
+    """What they took longer, ms."""
     pairs: list[Pair] = []
+
+
+def _fared(before: _Rows, after: _Rows) -> _Fared:
+    found = _Fared()
     for key, row in before.items():
         other = after.get(key)
         if other is None:
             continue
-        retried += other["retries"] != row["retries"]
+        found.retried += other["retries"] != row["retries"]
         is_same = all(other[k] == row[k] for k in ("first_token_ns", "last_token_ns", "status"))
         if row["ttft_ns"] and other["ttft_ns"]:
             arrival_s = int(row["arrival_ns"]) / NS_PER_S
             times = [(_ms(row[name]), _ms(other[name])) for name in ("ttft_ns", "tpot_ns")]
-            pairs.append((arrival_s, times))
+            found.pairs.append((arrival_s, times))
         if is_same:
             continue
-        affected += 1
+        found.affected += 1
         if row["status"] == "completed" and other["status"] != "completed":
-            lost_ends += 1
-            worse += 1
+            found.lost_ends += 1
+            found.worse += 1
             continue
         if row["ttft_ns"] and other["ttft_ns"]:
-            ttft.append(_ms(other["ttft_ns"]) - _ms(row["ttft_ns"]))
+            found.ttft.append(_ms(other["ttft_ns"]) - _ms(row["ttft_ns"]))
         if row["latency_ns"] and other["latency_ns"]:
-            e2e.append(_ms(other["latency_ns"]) - _ms(row["latency_ns"]))
-            worse += e2e[-1] > 0
+            found.e2e.append(_ms(other["latency_ns"]) - _ms(row["latency_ns"]))
+            found.worse += found.e2e[-1] > 0
         else:
-            worse += 1
+            found.worse += 1
+    return found
+
+
+def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Cost:
+    before = _rows(directory / "without")
+    after = _rows(directory / "with")
+    first_s = _first_strike(directory / "with", min(fault.at_s for fault in config.faults))
+    fared = _fared(before, after)
     again = {
         key: int(row["recomputed_toks"]) - int(before[key]["recomputed_toks"])
         for key, row in after.items()
@@ -137,17 +154,17 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
             directory / "with", "fault missed", lambda row: f"{row['target']}: {row['text']}"
         ),
         first_fault_s=first_s,
-        affected=affected,
-        worse=worse,
-        retried=retried,
-        lost_ends=lost_ends,
-        extra_ttft_ms_mean=float(np.mean(ttft)) if ttft else 0.0,
-        extra_ttft_ms_max=max(ttft, default=0.0),
-        extra_e2e_ms_mean=float(np.mean(e2e)) if e2e else 0.0,
+        affected=fared.affected,
+        worse=fared.worse,
+        retried=fared.retried,
+        lost_ends=fared.lost_ends,
+        extra_ttft_ms_mean=float(np.mean(fared.ttft)) if fared.ttft else 0.0,
+        extra_ttft_ms_max=max(fared.ttft, default=0.0),
+        extra_e2e_ms_mean=float(np.mean(fared.e2e)) if fared.e2e else 0.0,
         recomputed_tokens=sum(again.values()),
         lost_gpu_s=_price_s(plan, again.values()),
         down_gpu_s=_down_s(plan, directory / "with", struck.simulated_s),
-        recovery_s=_recovery_s(pairs, first_s),
+        recovery_s=_recovery_s(fared.pairs, first_s),
     )
 
 
@@ -198,10 +215,9 @@ def _recovery_s(pairs: list[Pair], first_s: float) -> float:
     return max(0.0, last - first_s)
 
 
-def _rows(directory: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Requests by id and attempt (a client that tries again makes a new row)."""
+def _rows(directory: Path) -> _Rows:
     with (directory / "requests.csv").open(newline="") as file:
-        rows: dict[tuple[str, str], dict[str, str]] = {}
+        rows: _Rows = {}
         counts: dict[str, int] = {}
         for row in csv.DictReader(file):
             count = counts[row["request_id"]] = counts.get(row["request_id"], -1) + 1

@@ -13,7 +13,6 @@ import numpy as np
 
 from emu.config.load import config_from_dict
 from emu.documents import Document, DocumentView
-from emu.report.summary import Summary
 from emu.runs.runner import execute
 
 CLUSTERS: Final[Mapping[str, DocumentView]] = {
@@ -122,10 +121,6 @@ def measure(tables: Document, base_dir: Path, out: Path, label: str) -> Figures:
     result = execute(config_from_dict(tables, base_dir=base_dir), label)
     summary = result.summary
     assert summary is not None
-    return _figures(summary, out, label, result.outcome.end_ns / 1e9 / result.wall_s)
-
-
-def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figures:
     seconds = summary.gpu_seconds
     idle = sum(seconds.by_role.get(role, 0.0) for role in ("spare", "loading"))
     with (out / "requests.csv").open(newline="") as file:
@@ -157,5 +152,5 @@ def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figure
         ttfts_ms=[int(row["ttft_ns"]) / 1e6 for row in rows],
         tpots_ms=[int(row["tpot_ns"]) / 1e6 for row in rows],
         tbts_ms=[int(row["tpot_ns"]) / 1e6 for row in rows if int(row["output_toks"]) > 1],
-        speed_up=speed_up,
+        speed_up=result.outcome.end_ns / 1e9 / result.wall_s,
     )

@@ -175,12 +175,14 @@ def rows_of(runs: Sequence[MeasuredRun], found: Sequence[Answer]) -> list[Row]:
     return rows
 
 
+def _spread(metric: str, stage: Stage, drawn: Sequence[Figures]) -> float:
+    """Half of what draws differ by, per cent of what was measured."""
+    values = [figures.of(metric) for figures in drawn]
+    return 50 * (max(values) - min(values)) / stage.measured.of(metric)
+
+
 def _row(run: MeasuredRun, stage: Stage, drawn: Sequence[Figures]) -> Row:
     mean = Figures(*(math.fsum(f.of(m) for f in drawn) / len(drawn) for m in METRICS))
-    spread = {}
-    for metric in METRICS:
-        values = [f.of(metric) for f in drawn]
-        spread[metric] = 50 * (max(values) - min(values)) / stage.measured.of(metric)
     return Row(
         run_id=run.run_id,
         stage=stage.label,
@@ -193,7 +195,7 @@ def _row(run: MeasuredRun, stage: Stage, drawn: Sequence[Figures]) -> Row:
         regime=stage.regime,
         measured=stage.measured,
         emulated=mean,
-        spread=spread,
+        spread={metric: _spread(metric, stage, drawn) for metric in METRICS},
         is_overloaded=stage.is_overloaded,
         is_compared=stage.is_compared,
         emulated_overloaded=not mean.ttft <= OVERLOADED_MS,  # no request was served: overloaded

@@ -78,37 +78,44 @@ def _found(entry: Document, source: str) -> MeasuredRun | Unread:
     return run
 
 
+def _gpu(asked: str, source: str) -> str:
+    """Its name in the catalogue. Raises InputError if it is not there."""
+    found = _GPUS.get(asked, asked)
+    lookup_gpu(found, source, "gpu")
+    return found
+
+
 def _run(entry: Document, source: str) -> MeasuredRun:
     try:
         model = lookup_model(entry["model"], source, "model")
-        stages = tuple(_stage(entry, stage) for stage in entry["stages"])
-        peers = {
-            name: {
-                ours: errors[theirs]
-                for ours, theirs in (("e2e", "e2e_mean"), ("ttft", "ttft_mean"))
-                if theirs in errors
-            }
-            for name, errors in entry.get("peers_error_percent", {}).items()
-        }
-        asked: str = entry["gpu"]
-        gpu = _GPUS.get(asked, asked)
-        lookup_gpu(gpu, source, "gpu")
         return MeasuredRun(
             reader=INFERENCE_PERF,
             run_id=entry["id"],
             engine=entry["engine"],
-            gpu=gpu,
+            gpu=_gpu(entry["gpu"], source),
             model=model.name,
             model_class="dense" if model.experts is None else "moe",
             tensor_parallel=entry["tensor_parallel"],
-            stages=stages,
-            peers=peers,
+            stages=tuple(_stage(entry, stage) for stage in entry["stages"]),
+            peers=_peers(entry),
             details=entry,
         )
     except KeyError as error:
         raise InputError(source, None, str(entry.get("id", "")), f"lacks {error}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(source, None, str(entry.get("id", "")), f"unusable: {error}") from None
+
+
+def _peers(entry: Document) -> dict[str, dict[str, float]]:
+    """Published errors of other simulators, per cent, by their name and our name of a figure."""
+    return {
+        name: {
+            ours: errors[theirs]
+            for ours, theirs in (("e2e", "e2e_mean"), ("ttft", "ttft_mean"))
+            if theirs in errors
+        }
+        for name, errors in entry.get("peers_error_percent", {}).items()
+    }
 
 
 def _stage(entry: Document, stage: Document) -> Stage:

@@ -49,6 +49,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     dataset: Path | None
 
 
+def _requests(directory: Path) -> Path:
+    found = _find(directory, "requests.jsonl")
+    if found is None:
+        problem = "has no requests.jsonl (nor vllm/requests.jsonl)"
+        raise InputError(str(directory), None, "", problem)
+    return found
+
+
 def read_case(directory: Path, dataset: Path | None = None) -> Case:
     """Find and read the files. Raises InputError for what is needed and lacking.
 
@@ -57,16 +65,11 @@ def read_case(directory: Path, dataset: Path | None = None) -> Case:
     """
     if not directory.is_dir():
         raise InputError(str(directory), None, "", "not a directory")
-    requests = _find(directory, "requests.jsonl")
-    if requests is None:
-        raise InputError(
-            str(directory), None, "", "has no requests.jsonl (nor vllm/requests.jsonl)"
-        )
     meta_path = _find(directory, "meta.json")
     meta = {} if meta_path is None else json_object(meta_path, None, read_input(meta_path))
     return Case(
         directory=directory,
-        requests=requests,
+        requests=_requests(directory),
         meta=meta,
         meta_path=meta_path,
         cluster=_find(directory, "config.json"),

@@ -30,7 +30,6 @@ import numpy as np
 from emu.backends.llmservingsim.cluster_file import read_cluster_file
 from emu.backends.llmservingsim.convert import import_cluster
 from emu.config.load import load_config
-from emu.config.schema import LatencyTable
 from emu.errors import InputError
 from emu.latency.posterior import Floats
 from emu.process.interrupts import scratch
@@ -41,9 +40,7 @@ from emu.units import NS_PER_S
 _THROUGHPUT: Final = "_throughput.tsv"
 _POWER: Final = "server_power_"
 _PULSE: Final = "pulse"
-_SAMPLING: Final = (
-    ("latency.sampling=random",) if "sampling" in LatencyTable.__struct_fields__ else ()
-)
+_SAMPLING: Final = ("latency.sampling=random",)
 """The sums of the series are those of the workloads: their lengths were forced, by sampling
 parameters of the client's own, so that the models' generation configs do not apply."""
 

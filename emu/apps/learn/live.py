@@ -86,16 +86,20 @@ def cache_config(page: str) -> dict[str, int | float | bool]:
     return found
 
 
+def _engine_of(version: str) -> str:
+    """The vLLM that is nearest to this version; empty where it is no number."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return ""
+    return engine_label("vllm", nearest_version("vllm", f"{numbers[1]}.{numbers[2]}"))
+
+
 def completed(server: Server, said: SaidOfItself) -> Server:
     """The server's description, with what the options did not say."""
-    engine = server.engine
-    numbers = re.match(r"(\d+)\.(\d+)", said.version)
-    if not engine and numbers is not None:
-        engine = engine_label("vllm", nearest_version("vllm", f"{numbers[1]}.{numbers[2]}"))
     return msgspec.structs.replace(
         server,
         model=server.model or said.model,
-        engine=engine,
+        engine=server.engine or _engine_of(said.version),
         max_model_tokens=server.max_model_tokens or said.max_model_tokens,
         scheduler={**said.scheduler, **server.scheduler},
     )

@@ -23,6 +23,7 @@ from emu.apps.plan.traffic import wrong
 from emu.backends.aiconfigurator.database import database_name
 from emu.backends.aiconfigurator.table import SYSTEMS
 from emu.errors import printable
+from emu.kv.memory import Demand
 from emu.report.table import number
 from emu.units import NS_PER_MS
 
@@ -209,10 +210,13 @@ def candidate_of(row: Found, kind: GpuKind, question: Question) -> Candidate | N
 def _run_here(finding: Asked, trials: Trials, candidate: Candidate) -> tuple[str, bool | None]:
     """What a run of its cluster says, and whether it meets the objectives."""
     layout = candidate.layout
-    degrees = (layout.tensor_parallel, layout.pipeline_parallel)
-    why = obstacle(
-        finding.question, finding.spec, layout.gpu, degrees, layout.dtype, finding.utilization
+    demand = Demand(
+        tp=layout.tensor_parallel,
+        pp=layout.pipeline_parallel,
+        dtype=layout.dtype,
+        utilization=finding.utilization,
     )
+    why = obstacle(finding.question, finding.spec, layout.gpu, demand)
     if why:
         return f"here it cannot start: {why}", None
     world = finding.worlds.plain[0]

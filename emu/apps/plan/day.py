@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -104,6 +104,25 @@ def day_of(
         for (hour, rate), end in zip(curve, ends, strict=True)
     ]
     hours = [(part.to_h - part.from_h, clusters[part.rate_per_s]) for part in parts]
+    rented = _rented(best, hours)
+    return Day(
+        parts=parts,
+        gpus_mean=sum(length * one.gpus for length, one in hours) / HOURS,
+        reserved=rented.reserved,
+        cost_per_h=rented.cost_per_h,
+        cost_of_peak_per_h=best.cost,
+    )
+
+
+class _Rented(NamedTuple):
+    """GPUs of a day at the cheaper of two prices each."""
+
+    reserved: int
+    cost_per_h: float
+
+
+def _rented(best: Candidate, hours: Sequence[tuple[float, Candidate]]) -> _Rented:
+    """(hours, cluster) of a day: what is used long enough is reserved, the rest on demand."""
     reserved, cost = 0, 0.0
     for kind in best.layout.gpus:
         used = [(length, one.gpus_of(kind)) for length, one in hours]
@@ -113,13 +132,7 @@ def day_of(
             is_reserved = part * on_demand > kind.price * (1 - 1e-9)
             reserved += is_reserved
             cost += kind.price if is_reserved else part * on_demand
-    return Day(
-        parts=parts,
-        gpus_mean=sum(length * one.gpus for length, one in hours) / HOURS,
-        reserved=reserved,
-        cost_per_h=cost,
-        cost_of_peak_per_h=best.cost,
-    )
+    return _Rented(reserved, cost)
 
 
 def _cluster_at(trials: Trials, best: Candidate, judge: Judge, factor: float) -> Candidate:

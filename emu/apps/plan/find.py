@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -62,7 +62,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.toml_text import toml_text
 from emu.errors import InputError, RunError
-from emu.latency.coefficients import kernels_told
+from emu.latency.coefficients import is_measured, kernels_told
 from emu.options.shared import Workers
 from emu.report.atomic import write_text
 from emu.report.intervals import mean_of
@@ -103,6 +103,7 @@ class Finding:
         self.plain = base_config(question)
         config = checked_config(self.plain, question.settings)
         self.spec = model_of(question)
+        self.engine = config.engine.name
         workload = open_workload(
             config.workload, base_dir=Path(), seed=question.seeds[0], config_source=SOURCE
         )
@@ -258,6 +259,14 @@ class Finding:
         return " | ".join(told)
 
     @property
+    def unmeasured(self) -> list[str]:
+        """GPUs among those looked at whose kernels were never measured."""
+        if self.worlds.model is None:
+            return []
+        kinds = {kind.name: kind.spec for layout in self.layouts for kind in layout.gpus}
+        return [name for name, spec in kinds.items() if not is_measured(spec, self.engine)]
+
+    @property
     def objectives(self) -> Sequence[Objective]:
         """Those of the question."""
         return self.question.objectives
@@ -402,8 +411,8 @@ def _answered(
     driver.line = f"{best.label}: the day" if question.day else driver.line
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
-    starts = [*shown.values(), *others]
-    survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
+    survival = _survivors(finding, trials, driver, judge, [*shown.values(), *others])
+    survivor = survival.cheapest
     chosen = survivor or best
     tables = checked_tables(finding.plain, question, chosen, worlds.spans)
     if len(question.seeds) == 1:
@@ -425,10 +434,11 @@ def _answered(
         doubt=finding.doubt(trials, best, judge, rows[0]),
         day=day,
         rests_on=finding.rests_on(best.layout),
+        unmeasured=finding.unmeasured,
         survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
         survive=question.survive,
-        fates=fates,
-        fates_of_best=of_best,
+        fates=survival.fates,
+        fates_of_best=survival.of_best,
         beside=_beside(finding, trials, driver),
         refused=_refused(finding, trials, {*good, *others}),
         runs=driver.known,
@@ -461,17 +471,27 @@ def _refused(finding: Finding, trials: Trials, told: set[Candidate]) -> dict[str
     return refused | dict(trials.not_scaled)
 
 
+class _Survivors(NamedTuple):
+    """What meets the objectives after a loss."""
+
+    cheapest: Candidate | None
+    fates: list[Fate]
+    """Of the cheapest."""
+    of_best: list[Fate]
+    """Of the cluster that is best without a loss."""
+
+
 def _survivors(
     finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
-) -> tuple[Candidate | None, list[Fate], list[Fate]]:
-    """(the survivor, its fates, those of the best cluster); nothing if none was asked for.
+) -> _Survivors:
+    """Nothing if none was asked for.
 
     `bests`: of each layout, of those that meet with the confidence first.
     """
     question = finding.question
     statics = [one for one in bests if one.scaling is None]
     if not question.survive or not statics:
-        return None, [], []
+        return _Survivors(None, [], [])
     driver.line = f"survivors of the loss of a {question.survive}"
     during = trials.with_objectives(question.during)
     survival = Survival(during, driver, question, finding.plain, judge)
@@ -479,7 +499,7 @@ def _survivors(
     found, fates = survival.cheapest(statics)
     if found is not None:
         trials.run([(found, world) for world in [*judge.worlds, *finding.worlds.plain]])
-    return found, fates, of_best
+    return _Survivors(found, fates, of_best)
 
 
 def _others(

@@ -28,7 +28,7 @@ from emu.catalogue import sizes
 from emu.catalogue.model import UNITS, ModelSpec
 from emu.documents import Document, DocumentView
 from emu.errors import InputError
-from emu.kv.memory import engine_plan
+from emu.kv.memory import Demand, engine_plan
 from emu.units import ceil_div
 
 MODES: Final = ("colocated", "disaggregated")
@@ -270,6 +270,7 @@ def layouts_of(
         product(question.tensor_parallel, question.pipeline_parallel),
         question.dtypes,
     ):
+        demand = Demand(tp=degrees[0], pp=degrees[1], dtype=dtype, utilization=utilization)
         others: list[GpuKind | None] = [None]
         if question.mixes:
             others += [other for other in question.gpus if other != gpu]
@@ -277,7 +278,7 @@ def layouts_of(
             if other is not None and mode != MODES[1]:
                 continue
             kinds = (gpu,) if other is None else (gpu, other)
-            problems = [obstacle(question, model, k, degrees, dtype, utilization) for k in kinds]
+            problems = [obstacle(question, model, kind, demand) for kind in kinds]
             reason = next((problem for problem in problems if problem), "")
             for tokens, requests in batches[: 1 if reason else None]:
                 plain = Layout(gpu, degrees[0], dtype, mode, 1, degrees[1], tokens, requests, other)
@@ -346,16 +347,9 @@ class PaceOf(Protocol):
     def __call__(self, layout: Layout, kind: GpuKind) -> Pace | None: ...
 
 
-def obstacle(
-    question: Question,
-    model: ModelSpec,
-    gpu: GpuKind,
-    degrees: tuple[int, int],
-    dtype: str,
-    utilization: float,
-) -> str:
-    """Why such a replica cannot start; empty if it can. `degrees`: tensor and pipeline."""
-    tensor_parallel, pipeline_parallel = degrees
+def obstacle(question: Question, model: ModelSpec, gpu: GpuKind, demand: Demand) -> str:
+    """Why such a replica cannot start; empty if it can."""
+    tensor_parallel, pipeline_parallel = demand.tp, demand.pp
     if pipeline_parallel > model.layers:
         return f"{model.layers} layers make no {pipeline_parallel} stages"
     if model.heads % tensor_parallel:
@@ -367,14 +361,7 @@ def obstacle(
     if gpu.count_max and tensor_parallel * pipeline_parallel > gpu.count_max:
         return f"there are {gpu.count_max} GPUs"
     try:
-        engine_plan(
-            model,
-            gpu.spec.memory_gib,
-            tp=tensor_parallel,
-            pp=pipeline_parallel,
-            dtype=dtype,
-            utilization=utilization,
-        )
+        engine_plan(model, gpu.spec.memory_gib, demand)
     except InputError as error:
         return error.problem
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -131,18 +131,27 @@ def _reading_text(reading: Reading) -> str:
     return text
 
 
+class _Bars(NamedTuple):
+    """Bars of one color."""
+
+    name: str
+    color: str
+    shows: list[bool]
+    """By row."""
+
+
 def _cost_chart(answer: Answer) -> list[Chart]:
     """What the best of each layout costs: a bar with its name."""
     rows = [*answer.rows, *answer.others][:_CLUSTERS_MAX]
     if len(rows) < 2:
         return []
     parts = [
-        (
+        _Bars(
             "meets with the confidence",
             PALETTE[0],
             [row.of > 0 or not answer.median for row in rows],
         ),
-        (
+        _Bars(
             "engine as it is, not drawn",
             PALETTE[1],
             [bool(answer.median) and not row.of for row in rows],
@@ -159,18 +168,18 @@ def _cost_chart(answer: Answer) -> list[Chart]:
             height=90 + _ROW_PX * len(rows),
             series=[
                 Series(
-                    name=name,
-                    color=color,
+                    name=part.name,
+                    color=part.color,
                     shape="bar",
                     x=[
                         row.cost_per_h if is_in else 0.0
-                        for row, is_in in zip(rows, chosen, strict=True)
+                        for row, is_in in zip(rows, part.shows, strict=True)
                     ],
                     y=[float(index) for index in range(len(rows))],
                     text=[row.label for row in rows],
                 )
-                for name, color, chosen in parts
-                if any(chosen)
+                for part in parts
+                if any(part.shows)
             ],
         )
     ]

@@ -20,7 +20,7 @@ def plain_config(output: Path, options: RunOptions) -> Path:
     """Write `OUTPUT.toml`, a configuration of colocated replicas; its path. Raises InputError."""
     if not options.model:
         raise InputError("run", None, "--model", "give a configuration file, or a model")
-    kinds, has_prices = gpu_kinds(options.gpu)
+    kinds, have_prices = gpu_kinds(options.gpu)
     if len(kinds) != 1:
         raise InputError("run", None, "--gpu", "a run has one kind; emu plan compares them")
     if kinds[0].count_max or kinds[0].on_demand:
@@ -35,7 +35,7 @@ def plain_config(output: Path, options: RunOptions) -> Path:
     replicas, tensor_parallel = max(1, options.replicas), options.tensor_parallel
     machines = ceil_div(replicas, max(1, GPUS_PER_NODE // tensor_parallel))
     node: Document = {"gpu": kinds[0].name, "gpus": GPUS_PER_NODE, "count": machines}
-    if has_prices:
+    if have_prices:
         node["hourly_price"] = kinds[0].price
     tables = {
         "model": {"name": options.model},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from emu.apps.plan.answer import Answer
 from emu.apps.plan.beside import check_beside
@@ -98,17 +98,17 @@ def question_of(options: PlanOptions) -> Question:
     if not given:
         first = ", ".join(f"--{name.replace('_', '-')}" for name in OBJECTIVES[:3])
         raise wrong("--ttft-p95", f"give at least one objective ({first}, ...)")
-    gpus, has_prices = gpu_kinds(options.kinds)
+    kinds = gpu_kinds(options.kinds)
     table = traffic(options)
     systems = _words(options.autoscale, (NOT_SCALED, *SYSTEMS), (NOT_SCALED,), "--autoscale")
     modes = _words(options.mode, MODES, MODES, "--mode")
-    settings, scaling = _settings(options, systems)
+    keys = _settings(options, systems)
     _check_together(options, systems, modes)
     return Question(
         model=options.model,
         hf_config=str(options.hf_config),
-        gpus=gpus,
-        has_prices=has_prices,
+        gpus=kinds.gpus,
+        has_prices=kinds.have_prices,
         workload=table,
         rate_per_s=options.rate,
         objectives=tuple(given),
@@ -120,7 +120,7 @@ def question_of(options: PlanOptions) -> Question:
         dtypes=_words(options.dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(options.seeds, is_trace="path" in table),
         day=curve_of(options.day, options.rate),
-        mixes=_mixes(options, gpus),
+        mixes=_mixes(options, kinds.gpus),
         confidence=CONFIDENCE if options.confidence is None else options.confidence,
         draws=options.draws,
         run_s=0.0
@@ -134,9 +134,9 @@ def question_of(options: PlanOptions) -> Question:
         beside=check_beside(options.beside),
         gpus_max=options.max_gpus,
         gpus_per_node=options.gpus_per_node,
-        settings=settings,
+        settings=keys.of_all,
         systems=systems,
-        scaling=scaling,
+        scaling=keys.of_scaling,
     )
 
 
@@ -167,8 +167,14 @@ def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequenc
             raise wrong("--autoscale", f"{system} scales {scaled} replicas; add --mode {scaled}")
 
 
-def _settings(options: PlanOptions, systems: Sequence[str]) -> tuple[Document, Document]:
+class _Keys(NamedTuple):
     """Overrides of every configuration, and of those that scale."""
+
+    of_all: Document
+    of_scaling: Document
+
+
+def _settings(options: PlanOptions, systems: Sequence[str]) -> _Keys:
     given = options.overrides
     settings = dict(given) if isinstance(given, Mapping) else settings_of(given)
     for key in settings:
@@ -182,7 +188,7 @@ def _settings(options: PlanOptions, systems: Sequence[str]) -> tuple[Document, D
     scaling = {key: settings.pop(key) for key in list(settings) if key.startswith("autoscale.")}
     if scaling and systems == (NOT_SCALED,):
         raise InputError("--set", None, next(iter(scaling)), "give --autoscale")
-    return settings, scaling
+    return _Keys(settings, scaling)
 
 
 def _option_of(key: str, value: object, options: PlanOptions) -> str:

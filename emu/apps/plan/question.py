@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -129,8 +129,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that is asked the same; empty = none."""
 
 
-def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
-    """The kinds of GPUs, and whether they have prices. Raises InputError."""
+class Kinds(NamedTuple):
+    """Kinds of GPUs that are compared."""
+
+    gpus: tuple[GpuKind, ...]
+    have_prices: bool
+
+
+def gpu_kinds(texts: Sequence[str]) -> Kinds:
+    """What `--gpu` says. Raises InputError."""
     if not texts:
         raise wrong("--gpu", "give at least one kind, such as --gpu H100=2.5 (emu gpus lists them)")
     read = [_gpu_kind(text) for text in texts]
@@ -146,7 +153,7 @@ def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
         GpuKind(spec, 1.0 if price is None else price, count_max, on_demand)
         for spec, (price, on_demand), count_max in read
     )
-    return kinds, all(priced)
+    return Kinds(kinds, all(priced))
 
 
 def _gpu_kind(text: str) -> tuple[GpuSpec, tuple[float | None, float], int]:

@@ -193,7 +193,7 @@ def _planner(service: Service) -> PlannerNow | None:
     table = service.plan.config.autoscale
     if table is None or not scaler.is_active:
         return None
-    requests, tokens, outstanding = service.cluster.pools[0].waiting()
+    waiting = service.cluster.pools[0].waiting()
     demand = scaler.last_demand
     roles = {"prefill": demand.prefill, "decode": demand.decode, "colocated": demand.colocated}
     return PlannerNow(
@@ -201,9 +201,9 @@ def _planner(service: Service) -> PlannerNow | None:
         looks=scaler.ticks,
         scale_ups=scaler.scale_ups,
         scale_downs=scaler.scale_downs,
-        waiting_requests=requests,
-        waiting_tokens=tokens,
-        outstanding=outstanding,
+        waiting_requests=waiting.requests,
+        waiting_tokens=waiting.tokens,
+        outstanding=waiting.outstanding,
         tokens_in_migration=service.cluster.tokens_in_migration,
         looked_s=round(scaler.looked_ns / NS_PER_S, 3),
         wanted={**roles, **demand.figures},

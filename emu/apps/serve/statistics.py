@@ -186,11 +186,10 @@ class Statistics:
             self.failed(request.status)
             return
         arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
-        queued_ns = request.queued_ns
-        queued_ns = queued_ns if 0 <= queued_ns <= scheduled else arrival  # it was tried again
+        is_first_try = 0 <= request.queued_ns <= scheduled
         times = Times(
             came_ns=arrival,
-            queued_ns=queued_ns,
+            queued_ns=request.queued_ns if is_first_try else arrival,
             scheduled_ns=scheduled,
             first_ns=request.first_token_ns,
             last_ns=request.last_token_ns,

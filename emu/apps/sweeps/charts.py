@@ -43,7 +43,23 @@ def trade_off(
     ys = [one.mean for one in cloud.y]
     best = front(names, cloud.x, ys)
     labels = [_label(result, columns, i) for i in cloud.rows]
-    series = [
+    side = "right" if is_better_high(names[0]) else "left"
+    height = "higher" if is_better_high(names[1]) else "lower"
+    keys = ", ".join(key_name(key, result) for key in result.keys)
+    note = f"labels: {keys}; better is {height} and further {side}"
+    chart = Chart(
+        chart_id="trade-off",
+        section="trade-off",
+        title=f"{names[1]} against {names[0]}",
+        note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
+        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
+        y=close_axis(min(ys), max(ys), names[1]),
+        limits=_limit_lines(names, limits),
+        regions=_region(names, limits),
+        height=420,
+        is_wide=True,
+    )
+    chart.series = [
         Series(
             name="best trade-off",
             x=short([cloud.x[i] for i in best]),
@@ -64,23 +80,6 @@ def trade_off(
             labels=_beside(result, columns, cloud.rows),
         ),
     ]
-    side = "right" if is_better_high(names[0]) else "left"
-    height = "higher" if is_better_high(names[1]) else "lower"
-    keys = ", ".join(key_name(key, result) for key in result.keys)
-    note = f"labels: {keys}; better is {height} and further {side}"
-    chart = Chart(
-        chart_id="trade-off",
-        section="trade-off",
-        title=f"{names[1]} against {names[0]}",
-        note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
-        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
-        y=close_axis(min(ys), max(ys), names[1]),
-        series=series,
-        limits=_limit_lines(names, limits),
-        regions=_region(names, limits),
-        height=420,
-        is_wide=True,
-    )
     return [chart]
 
 
@@ -163,11 +162,23 @@ def _key_chart(
     curves: dict[str, list[tuple[float, Mean]]],
     limits: dict[str, tuple[str, float]],
 ) -> Chart:
-    series = []
+    every = [(x, mean.mean) for points in curves.values() for x, mean in points]
+    xs, ys = [x for x, _ in every], [y for _, y in every]
+    lines = _limit_lines(["", figure], limits)
+    chart = Chart(
+        chart_id="key-" + "".join(c if c.isalnum() else "-" for c in name),
+        section="keys",
+        title=f"{figure} over {key}",
+        x=spread_axis(min(xs), max(xs), key),
+        y=spread_axis(min(ys), max(ys), figure),
+        limits=lines,
+        regions=_region(["", figure], limits),
+        height=300,
+    )
     for index, (label, points) in enumerate(curves.items()):
         xs, means = [x for x, _ in points], [mean for _, mean in points]
         has_band = any(mean.half is not None for mean in means)
-        series.append(
+        chart.series.append(
             Series(
                 name=label or figure,
                 x=short(xs),
@@ -178,21 +189,8 @@ def _key_chart(
                 high=short([m.mean + (m.half or 0) for m in means]) if has_band else None,
             )
         )
-    xs = [x for points in curves.values() for x, _ in points]
-    ys = [mean.mean for points in curves.values() for _, mean in points]
-    lines = _limit_lines(["", figure], limits)
     notes = [f"dashed: {lines[0].text}"] if lines else []
-    if any(one.low for one in series):
+    if any(one.low for one in chart.series):
         notes.append("bands: 95 % intervals over seeds")
-    return Chart(
-        chart_id="key-" + "".join(c if c.isalnum() else "-" for c in name),
-        section="keys",
-        title=f"{figure} over {key}",
-        note="; ".join(notes),
-        x=spread_axis(min(xs), max(xs), key),
-        y=spread_axis(min(ys), max(ys), figure),
-        series=series,
-        limits=lines,
-        regions=_region(["", figure], limits),
-        height=300,
-    )
+    chart.note = "; ".join(notes)
+    return chart

@@ -34,13 +34,10 @@ def write_page(result: SweepResult) -> Path:
     """Write report.html; its path."""
     columns = columns_of(result)
     limits = limits_of(result, columns)
-    charts = [*trade_off(result, columns, limits), *by_key(result, columns, limits)]
-    sections = [("trade-off", "Trade-off"), ("keys", "By key")]
-    present = {chart.section for chart in charts}
     text = page(
         "sweep.html",
         title=f"emu: sweep {Path(result.source).stem}",
-        charts=charts,
+        charts=[*trade_off(result, columns, limits), *by_key(result, columns, limits)],
         facts=[
             f"{len(result.rows)} points",
             result.sweep.kind,
@@ -49,7 +46,7 @@ def write_page(result: SweepResult) -> Path:
         ],
         answer="" if result.answer is None else answer_text(result.answer),
         pivot=_pivot(result, columns),
-        sections=[(key, name) for key, name in sections if key in present],
+        sections=[("trade-off", "Trade-off"), ("keys", "By key")],
         points=_points(result, columns),
     )
     path = result.directory / "report.html"

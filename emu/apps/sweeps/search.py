@@ -30,6 +30,13 @@ class Answer(msgspec.Struct):
     rounds: int
 
 
+def _fails_at(search: Bisection, table: SearchTable) -> float | None:
+    """The nearest value that does not meet the conditions; None if all do."""
+    if search.answer is None:
+        return table.min if table.goal == "highest" else table.max
+    return search.bracket[1] if search.bracket else None
+
+
 def search_value(
     driver: Driver, sweep: Sweep, table: SearchTable, source: str
 ) -> tuple[list[Row], Answer]:
@@ -62,16 +69,12 @@ def search_value(
                 for at, value in enumerate(values)
             }
         )
-    bracket = search.bracket
-    fails_at = bracket[1] if bracket else None
-    if search.answer is None:
-        fails_at = table.min if table.goal == "highest" else table.max
     return rows, Answer(
         key=table.key,
         goal=table.goal,
         conditions=[str(condition) for condition in conditions],
         value=search.answer,
-        fails_at=fails_at,
+        fails_at=_fails_at(search, table),
         is_monotone=search.is_monotone,
         rounds=rounds,
     )

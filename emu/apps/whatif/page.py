@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from emu.apps.whatif.answer import Answer, cells_of, decision_cells
+from emu.apps.whatif.regret import Regret
 from emu.report.atomic import write_text
 from emu.report.latency_charts import LATENCY_NAMES, cdf_chart, cdf_points
 from emu.report.page.chart import Chart
@@ -16,25 +17,29 @@ from emu.report.page.pages import page
 DECISIONS_MAX: Final = 200
 
 
+def _told(regret: Regret) -> str:
+    return (
+        f"Mean regret of a decision ({regret.metric}): {regret.mean_ms:.2f} ms, 95 % interval "
+        f"{regret.low_ms:.2f} to {regret.high_ms:.2f} ms, from {len(regret.decisions)} of "
+        f"{regret.count} decisions; {100 * regret.regretted:.0f} % had more than 1 % to save."
+    )
+
+
 def write_page(answer: Answer, directory: Path) -> Path:
     """Write report.html; its path."""
     regret = answer.regret
-    facts = [f"{answer.requests:,} requests", f"format {answer.format}"]
-    facts.append("on the replicas of the log" if answer.is_pinned else "routed as configured")
-    facts += [f"{count} {reason} left out" for reason, count in answer.skipped.items()]
-    worst, summary = [], ""
-    if regret is not None:
-        worst = [decision_cells(one) for one in regret.decisions if one.regret_ms > 0]
-        summary = (
-            f"Mean regret of a decision ({regret.metric}): {regret.mean_ms:.2f} ms, 95 % interval "
-            f"{regret.low_ms:.2f} to {regret.high_ms:.2f} ms, from {len(regret.decisions)} of "
-            f"{regret.count} decisions; {100 * regret.regretted:.0f} % had more than 1 % to save."
-        )
+    decisions = () if regret is None else regret.decisions
+    worst = [decision_cells(one) for one in decisions if one.regret_ms > 0]
     text = page(
         "whatif.html",
         title=f"emu: what if, {Path(answer.log).name}",
         charts=charts_of(answer),
-        facts=facts,
+        facts=[
+            f"{answer.requests:,} requests",
+            f"format {answer.format}",
+            "on the replicas of the log" if answer.is_pinned else "routed as configured",
+            *(f"{count} {reason} left out" for reason, count in answer.skipped.items()),
+        ],
         distances=[
             (one.name, one.recorded_ms, one.emulated_ms, f"{one.percent:+.2f} %")
             for one in answer.distances
@@ -44,7 +49,7 @@ def write_page(answer: Answer, directory: Path) -> Path:
             for one in answer.paired
         ],
         alternatives=[cells_of(other) for other in answer.alternatives],
-        summary=summary,
+        summary="" if regret is None else _told(regret),
         worst=worst[:DECISIONS_MAX],
         left=max(0, len(worst) - DECISIONS_MAX),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +27,6 @@ from emu.backends.astra.trace import TraceModel
 from emu.catalogue import sizes
 from emu.config.schema import AstraTable
 from emu.errors import InputError
-from emu.latency.base import BatchShape
 from emu.latency.coefficients import scaled
 from emu.latency.collectives import collective_system, link_dims
 from emu.latency.context import LatencyContext
@@ -64,8 +64,8 @@ def make_astra(context: LatencyContext) -> AstraBackend:
     table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
     experts, ep = context.model.experts, _expert_ranks(context)
     members = max(1, ep // tp)
-    dims, tensor_dims, expert_dims = _network(context, members)
-    network = collective_system(context, dims)
+    links = _network(context, members)
+    network = collective_system(context, links.dims)
     memories = _memories(context)
     setup = TraceSetup(
         model=_trace_model(context),
@@ -73,8 +73,8 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         pipeline=pp,
         expert=ep,
         local_experts=max(1, ep // members),
-        tensor_dims=tensor_dims,
-        expert_dims=expert_dims,
+        tensor_dims=links.tensor,
+        expert_dims=links.expert,
     )
     gate = None
     if experts is not None:
@@ -82,15 +82,12 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         gate = make_gate(table.expert_routing, shape, own=table.expert_routing_own)
     costs = host_costs(table.host_overhead, table.step_overhead_us)
 
-    def host_ns(shape: BatchShape) -> int:
-        return step_overhead_ns(costs, shape.sequences)
-
     return AstraBackend(
         TraceGenerator(setup, _times(context), gate),
         network,
         memories,
         members=members,
-        host_ns=host_ns,
+        host_ns=lambda shape: step_overhead_ns(costs, shape.sequences),
         faithful=table.faithful,
         calculator=_calculator(context, network, memories),
         store=_store(context, setup, network, memories),
@@ -98,10 +95,15 @@ def make_astra(context: LatencyContext) -> AstraBackend:
     )
 
 
-def _network(
-    context: LatencyContext, members: int
-) -> tuple[tuple[NetworkDim, ...], tuple[bool, ...] | None, tuple[bool, ...] | None]:
-    """Dimensions (tensor, pipeline, group) and the flags of tensor and expert collectives."""
+class _Links(NamedTuple):
+    """Dimensions (tensor, pipeline, group), and which of them two kinds of collectives use."""
+
+    dims: tuple[NetworkDim, ...]
+    tensor: tuple[bool, ...] | None
+    expert: tuple[bool, ...] | None
+
+
+def _network(context: LatencyContext, members: int) -> _Links:
     tp, pp = context.tensor_parallel, context.pipeline_parallel
     inner, outer = link_dims(context)
     here = context.gpus_per_machine
@@ -113,10 +115,10 @@ def _network(
     while len(dims) > 1 and dims[-1].npus == 1:
         dims.pop()
     if len(dims) == 1:
-        return tuple(dims), None, None
+        return _Links(tuple(dims), None, None)
     tensor = (True, *[False] * (len(dims) - 1))
     expert = (tp > 1, False, True) if members > 1 else tensor
-    return tuple(dims), tensor, expert
+    return _Links(tuple(dims), tensor, expert)
 
 
 def _memories(context: LatencyContext) -> Memories:

@@ -82,13 +82,12 @@ class Calculator:
 
     async def _open(self) -> AstraClient:
         self._directory = self._stack.enter_context(scratch("emu-astra-sim-"))
-        files = write_inputs(self._setup, self._directory)
         event = Node(0, NodeKind.COMP, "start", duration_ns=1)
-        workload = write_first(self._directory, [Graph(npu, [event]) for npu in range(self._npus)])
+        graphs = [Graph(npu, [event]) for npu in range(self._npus)]
         command = Command(
             binary=self._binary,
-            files=files,
-            workload=workload,
+            files=write_inputs(self._setup, self._directory),
+            workload=write_first(self._directory, graphs),
             start_npus=[0],
             end_npus=range(1, self._npus),
         )

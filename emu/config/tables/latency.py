@@ -22,6 +22,20 @@ Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
 Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
 ComputeEfficiency = Annotated[Fraction, doc("Part of peak FLOP/s; 0 = default.")]
 MemoryEfficiency = Annotated[Fraction, doc("Part of peak bandwidth; 0 = default.")]
+Sampling = Annotated[
+    Literal["auto", "greedy", "random", "top_p"],
+    doc(
+        "How tokens are chosen; auto = as the model's published generation config says (emu/catalogue/sampling.toml)."
+    ),
+]
+Penalties = Annotated[
+    Literal["auto", "on", "off"],
+    doc("Penalties on repeated tokens; auto = with the generation config's sampling."),
+]
+StepOverhead = Annotated[
+    float,
+    doc("All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."),
+]
 RoundTokens = Annotated[Count, doc("Token counts are rounded up to a multiple of this.")]
 
 
@@ -35,16 +49,6 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
             "Model the engine around the kernels; false = engine none: no host, graphs, front end or asynchronous scheduling; profile: eager kernels, merged prompts."
         ),
     ] = True
-    sampling: Annotated[
-        Literal["auto", "greedy", "random", "top_p"],
-        doc(
-            "How tokens are chosen; auto = as the model's published generation config says (emu/catalogue/sampling.toml)."
-        ),
-    ] = "auto"
-    penalties: Annotated[
-        Literal["auto", "on", "off"],
-        doc("Penalties on repeated tokens; auto = with the generation config's sampling."),
-    ] = "auto"
     front_end: Annotated[
         bool,
         doc(
@@ -63,16 +67,6 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
             "Steps vary as those of real engines do (a spread, and a pause now and then; mean unchanged): tails mean something."
         ),
     ] = False
-    warm_up: Annotated[
-        bool,
-        doc("The server uses its kernels before it is ready; false: first iterations pay."),
-    ] = True
-    step_overhead_us: Annotated[
-        float,
-        doc(
-            "All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."
-        ),
-    ] = -1.0
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
     ] = False
@@ -86,6 +80,11 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
         return tag_of(type(self))
 
     @property
+    def step_overhead_us(self) -> float:
+        """What an iteration adds to its kernels; -1 = the engine's."""
+        return -1.0
+
+    @property
     def expert_routing(self) -> str:
         """The MoE gate."""
         return "balanced"
@@ -97,8 +96,9 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
 
 
 class GatedTable(LatencyTable, kw_only=True, frozen=True):
-    """Back ends that ask a gate which experts a batch visits."""
+    """Back ends of kernels, which ask a gate which experts a batch visits."""
 
+    step_overhead_us: StepOverhead = -1.0
     expert_routing: Annotated[
         str,
         doc(
@@ -111,6 +111,12 @@ class GatedTable(LatencyTable, kw_only=True, frozen=True):
 class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
     """Any model on any GPU, from the figures of both."""
 
+    sampling: Sampling = "auto"
+    penalties: Penalties = "auto"
+    warm_up: Annotated[
+        bool,
+        doc("The server uses its kernels before it is ready; false: first iterations pay."),
+    ] = True
     compute_efficiency: ComputeEfficiency = 0.0
     memory_efficiency: MemoryEfficiency = 0.0
     round_tokens_to: RoundTokens = 1
@@ -156,6 +162,9 @@ class LinearTable(LatencyTable, kw_only=True, frozen=True, tag="linear"):
 class AiconfiguratorTable(LatencyTable, kw_only=True, frozen=True, tag="aiconfigurator"):
     """NVIDIA's measured kernels."""
 
+    step_overhead_us: StepOverhead = -1.0
+    sampling: Sampling = "auto"
+    penalties: Penalties = "auto"
     path: Annotated[str, doc("Saved table; written there if it does not exist.")] = ""
     tables: Annotated[
         str, doc("Engine whose kernels were measured (vllm, sglang, trtllm), /VERSION.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -122,7 +122,8 @@ def read_cluster(path: Path, pim_directory: Path | None = None) -> ParityCluster
     next_npu = 0
     for node_index, node in enumerate(_get(data, "nodes", source)):
         for instance in _get(node, "instances", source):
-            replica = _replica(instance, len(replicas), node_index, next_npu, source)
+            read = _replica(instance, node_index, source)
+            replica = msgspec.structs.replace(read, index=len(replicas), first_npu=next_npu)
             next_npu += replica.npus_owned
             replicas.append(replica)
     _check_groups(replicas, source)
@@ -132,20 +133,20 @@ def read_cluster(path: Path, pim_directory: Path | None = None) -> ParityCluster
     pim_memories = _memories(data, replicas, pims[0], source)
     # Where the memory computes its figures are those of the device; the file's may be missing.
     is_plain = pims[0] is None or "mem_bw" in hosts[0]
-    memories = _memories(data, replicas, None, source) if is_plain else pim_memories
-    for replica in replicas:
-        _check_placement(replica, memories, source)
-    return ParityCluster(
+    cluster = ParityCluster(
         source=source,
         replicas=tuple(replicas),
         network=_network(data, replicas, source),
-        memories=memories,
+        memories=_memories(data, replicas, None, source) if is_plain else pim_memories,
         pim_memories=pim_memories,
         nodes=len(data["nodes"]),
         host_memory_gib=tuple(float(_get(host, "mem_size", source)) for host in hosts),
         cxl_gib=float(cxl["mem_size"]) if cxl else 0.0,
         pims=pims,
     )
+    for replica in replicas:
+        _check_placement(replica, cluster.memories, source)
+    return cluster
 
 
 def _pim(host: DocumentView, directory: Path | None) -> PimDevice | None:
@@ -180,15 +181,13 @@ def _degrees(instance: DocumentView, source: str) -> tuple[int, int]:
     return (npus // pp if npus else tp or 1), pp
 
 
-def _replica(
-    instance: DocumentView, index: int, node: int, first_npu: int, source: str
-) -> ParityReplica:
+def _replica(instance: DocumentView, node: int, source: str) -> ParityReplica:
     tp, pp = _degrees(instance, source)
     spec = lookup_model(_get(instance, "model_name", source), source, "model_name")
     memory = _get(instance, "npu_mem", source)
-    placement, recall = _placement(instance.get("placement") or {}, node, spec.layers, source)
+    places = _placement(instance.get("placement") or {}, node, spec.layers, source)
     return ParityReplica(
-        index=index,
+        index=-1,
         node=node,
         kind=_kind(_get(instance, "pd_type", source), source),
         spec=spec,
@@ -197,13 +196,13 @@ def _replica(
         pipeline=pp,
         expert=instance.get("ep_size") or (tp if spec.experts else 1),
         group=instance.get("dp_group") or "",
-        first_npu=first_npu,
+        first_npu=-1,
         memory_gib=_get(memory, "mem_size", source),
         memory_gbytes_per_s=_get(memory, "mem_bw", source),
         memory_latency_ns=_get(memory, "mem_latency", source),
         utilization=memory.get("mem_util"),
-        placement=placement,
-        recall_place=recall,
+        placement=places.placement,
+        recall_place=places.recall,
         overrides={key: instance[key] for key in _OVERRIDES if key in instance},
         switches={own: instance[key] for key, own in _SWITCHES.items() if key in instance},
     )
@@ -232,7 +231,13 @@ def _blocks(text: str, layers: int) -> list[int]:
     return sorted(found)
 
 
-def _placement(table: DocumentView, node: int, layers: int, source: str) -> tuple[Placement, Place]:
+class _Places(NamedTuple):
+    placement: Placement
+    recall: Place
+    """Where KV is fetched from."""
+
+
+def _placement(table: DocumentView, node: int, layers: int, source: str) -> _Places:
     default = table.get("default") or {}
     weights = _place(default.get("weights", "npu"), node, source)
     recall = _place(default.get("kv_evict_loc", "cpu"), node, source)
@@ -247,7 +252,7 @@ def _placement(table: DocumentView, node: int, layers: int, source: str) -> tupl
         for layer, rule in (table.get("layers") or {}).items()
         if rule
     }
-    return Placement(default=weights, blocks=blocks, layers=named), recall
+    return _Places(Placement(default=weights, blocks=blocks, layers=named), recall)
 
 
 def _check_placement(replica: ParityReplica, memories: Memories, source: str) -> None:
@@ -337,25 +342,26 @@ def _last_written(replicas: list[ParityReplica]) -> ParityReplica:
     return next(replica for replica in replicas if replica.node == replicas[-1].node)
 
 
+def _host_memory(host: DocumentView, nodes: int, source: str) -> Memory:
+    return Memory(
+        memory_type="PER_NODE_MEMORY_EXPANSION",
+        gbytes_per_s=_get(host, "mem_bw", source),
+        latency_ns=_get(host, "mem_latency", source),
+        devices=nodes,
+    )
+
+
 def _memories(
     data: DocumentView, replicas: list[ParityReplica], pim: PimDevice | None, source: str
 ) -> Memories:
     host = _get(data["nodes"][0], "cpu_mem", source)
     nodes = len(data["nodes"])
-    remote = (
-        pim.memory(host["mem_size"], nodes)
-        if pim is not None
-        else Memory(
-            memory_type="PER_NODE_MEMORY_EXPANSION",
-            gbytes_per_s=_get(host, "mem_bw", source),
-            latency_ns=_get(host, "mem_latency", source),
-            devices=nodes,
-        )
-    )
     cxl = data.get("cxl_mem")
     own = _last_written(replicas)
     return Memories(
-        remote=remote,
+        remote=_host_memory(host, nodes, source)
+        if pim is None
+        else pim.memory(host["mem_size"], nodes),
         cxl=Memory(
             memory_type="MEMORY_POOL",
             gbytes_per_s=cxl["mem_bw"],

@@ -21,7 +21,7 @@ from emu.backends.astra.rows import TraceGenerator, TraceSetup
 from emu.backends.astra.trace import Trace
 from emu.config.schema import VllmTable
 from emu.errors import InputError
-from emu.kv.memory import engine_plan
+from emu.kv.memory import Demand, engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.lab.parity.cluster import ParityCluster, ParityReplica, trace_model
 from emu.latency.base import BatchShape
@@ -299,9 +299,7 @@ def make_instances(
             ),
             replica.tensor,
         )
-        plan = engine_plan(
-            replica.spec,
-            replica.memory_gib,
+        demand = Demand(
             tp=replica.tensor,
             pp=replica.pipeline,
             ep=replica.expert,
@@ -309,6 +307,7 @@ def make_instances(
             kv_cache_dtype=own_options.kv_cache_dtype,
             utilization=replica.utilization or options.utilization,
         )
+        plan = engine_plan(replica.spec, replica.memory_gib, demand)
         limits = ReplicaLimits(
             num_blocks=plan.num_blocks,
             block_size=table.block_size,
@@ -375,7 +374,6 @@ def _generator(
     group = sum(r.group == replica.group for r in cluster.replicas) if replica.group else 1
     first_only = (True, *[False] * (dims - 1)) if dims > 1 else None
     across = (tp > 1, *[False] * (dims - 2), True) if dims > 1 else None
-    expert_dims = across if group > 1 and replica.expert > tp else first_only
     experts = replica.expert if model.experts else 1
     gate = None
     if replica.spec.experts is not None:
@@ -397,7 +395,7 @@ def _generator(
         expert=experts,
         local_experts=max(1, experts // group) if group > 1 else experts,
         tensor_dims=first_only,
-        expert_dims=expert_dims,
+        expert_dims=across if group > 1 and replica.expert > tp else first_only,
         host=_host(replica),
         recall_place=replica.recall_place,
         placement=replica.placement,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from emu.latency.coefficients import Experts
 from emu.latency.kernels.products import soft_max
@@ -66,25 +66,31 @@ def block_rows(kernel: Experts, rows: float, experts: int) -> float:
     return min(kernel.block, max(_LEAST_ROWS, 2.0 ** math.ceil(math.log2(max(1.0, mean)))))
 
 
+class Expert(NamedTuple):
+    """One expert, of which a layer has many."""
+
+    params: int
+    weight_bytes: int
+    row_bytes: float
+    """What moves for a routed row."""
+    peak: float
+    """FLOP/s of the units that multiply it."""
+
+
 def grouped_s(
     kernel: Experts,
+    each: Expert,
     *,
     met: float,
     rows: float,
     padded: float,
-    params: int,
-    weight_bytes: int,
-    row_bytes: float,
-    peak: float,
     memory_rate: float,
 ) -> float:
     """All experts of one layer on one rank.
 
-    `met` experts of `params` weights (`weight_bytes`) each read; `rows` routed rows of
-    `row_bytes` move, `padded` are computed.
-    `peak` is in FLOP/s.
+    `met` experts are read; `rows` routed rows move, `padded` are computed.
     """
-    compute_s = 2.0 * padded * params / (peak * kernel.compute)
-    traffic = (met + kernel.few) * weight_bytes + rows * row_bytes * kernel.row
+    compute_s = 2.0 * padded * each.params / (each.peak * kernel.compute)
+    traffic = (met + kernel.few) * each.weight_bytes + rows * each.row_bytes * kernel.row
     memory_s = traffic / (memory_rate * kernel.memory)
     return soft_max(memory_s, compute_s, kernel.softness) + kernel.launch_us * 1e-6

@@ -12,6 +12,7 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Kernels, Products
 from emu.latency.kernels.experts import (
+    Expert,
     block_rows,
     even_padded_rows,
     grouped_s,
@@ -143,6 +144,17 @@ class Ops:
         """A kernel that only moves bytes. `traffic` counts bytes."""
         return traffic / self._element_rate + self.element_s
 
+    def _expert(self, hidden: int, ffn: int, matrices: int, dtype: str) -> Expert:
+        """An expert of `matrices` of hidden x ffn."""
+        _, units = self.kernels.expert(dtype, self.gpu.units(dtype))
+        params = matrices * hidden * ffn
+        return Expert(
+            params,
+            sizes.weight_bytes(params, dtype),
+            float(self.activation_bytes * (2 * hidden + matrices * ffn)),
+            self.gpu.unit_flops(units),
+        )
+
     def experts_s(
         self,
         tokens: int,
@@ -164,8 +176,7 @@ class Ops:
         experts more are met by every token.
         """
         kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
-        params = matrices * hidden * ffn
-        peak = self.gpu.unit_flops(units)
+        each = self._expert(hidden, ffn, matrices, dtype)
         rows = tokens * per_token
         block = block_rows(kernel, rows, count)
         if gate is None:
@@ -179,13 +190,10 @@ class Ops:
         return factor * max(
             grouped_s(
                 kernel,
+                each,
                 met=met + shared,
                 rows=routed + shared * tokens,
                 padded=padded + shared * -(-tokens // block) * block,
-                params=params,
-                weight_bytes=sizes.weight_bytes(params, dtype),
-                row_bytes=float(self.activation_bytes * (2 * hidden + matrices * ffn)),
-                peak=peak,
                 memory_rate=self.memory_rate,
             )
             for met, routed, padded in loads
@@ -216,22 +224,13 @@ class Ops:
         `count` experts lie in `slots` slots of each rank; `met` 0 = as popular as `met_experts`
         says.
         """
-        kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
-        params = matrices * hidden * ffn
+        kernel, _ = self.kernels.expert(dtype, self.gpu.units(dtype))
         if not met:
             met = max(1.0, met_experts(rows * count / slots, count, 1) * slots / count)
-        block = block_rows(kernel, rows, slots)
-        return grouped_s(
-            kernel,
-            met=met,
-            rows=rows,
-            padded=even_padded_rows(rows, met, block),
-            params=params,
-            weight_bytes=sizes.weight_bytes(params, dtype),
-            row_bytes=float(self.activation_bytes * (2 * hidden + matrices * ffn)),
-            peak=self.gpu.unit_flops(units),
-            memory_rate=self.memory_rate,
-        )
+        each = self._expert(hidden, ffn, matrices, dtype)
+        padded = even_padded_rows(rows, met, block_rows(kernel, rows, slots))
+        rate = self.memory_rate
+        return grouped_s(kernel, each, met=met, rows=rows, padded=padded, memory_rate=rate)
 
     def sampler_s(self, rows: int, vocab: int) -> float:
         """Logits are widened to 32 bits, penalized and searched: 2 + 4 + 4 bytes for each."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,10 +128,7 @@ def read_bundle(directory: str | Path, tensor_parallel: int) -> Bundle:
         problem = f"no folder tp{tensor_parallel}; this bundle has tensor_parallel {have}"
         raise InputError(str(directory), None, "tensor_parallel", problem)
     architecture = _read_architecture(directory, meta)
-    dense = _read_curves(directory, architecture, tensor_parallel, degrees, "dense", "tokens")
-    logits = _read_curves(
-        directory, architecture, tensor_parallel, degrees, "per_sequence", "sequences"
-    )
+    curves = partial(_read_curves, directory, architecture, tensor_parallel, degrees)
     columns = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), COUNT)
     grid = directory / f"tp{tensor_parallel}" / "attention.csv"
     points = read_csv(grid, {**columns, "time_us": TIME_US})
@@ -142,8 +140,8 @@ def read_bundle(directory: str | Path, tensor_parallel: int) -> Bundle:
         variant=meta.text("variant"),
         tensor_parallel=tensor_parallel,
         architecture=architecture,
-        dense=dense,
-        per_sequence=logits,
+        dense=curves("dense", "tokens"),
+        per_sequence=curves("per_sequence", "sequences"),
         attention=AttentionTable(points),
         skew=_read_skew(directory, meta, tensor_parallel),
         experts=_read_experts(directory, degrees),

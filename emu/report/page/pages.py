@@ -13,7 +13,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,9 +41,21 @@ def _environment() -> Environment:
     return made
 
 
-def page(template: str, *, title: str, charts: Sequence[Chart], **parts: object) -> str:
-    """A template of `page/` with what it shows; `charts` are drawn where it places them."""
+def page(
+    template: str,
+    *,
+    title: str,
+    charts: Sequence[Chart],
+    sections: Iterable[tuple[str, str]] = (),
+    **parts: object,
+) -> str:
+    """A template of `page/` with what it shows; `charts` are drawn where it places them.
+
+    `sections`: (key, head) of parts that charts are in; those without any are left out.
+    """
+    filled = {chart.section for chart in charts}
     shown = {"title": title, "charts": charts, "data": json_in_script(payload(charts)), **parts}
+    shown["sections"] = [(key, head) for key, head in sections if key in filled]
     return _rendered(template, asset("charts.js"), asset("page.css"), shown)
 
 

@@ -11,8 +11,8 @@ request has left the running batch. If the pool lacks the pages of a decode, req
 begins at 0.7 (times `schedule_conservativeness`), falls with each decode to 0.14 of that within 600
 of them, jumps at a retraction, and starts anew when nothing runs.
 
-**One batch late** (`ahead`: overlap scheduling, SGLang's default). The engine chooses batch n+1
-when batch n starts. Seen from the end of batch n, where this emulator chooses it: requests that
+**One batch late** (`forms_ahead`: overlap scheduling, SGLang's default). The engine chooses batch
+n+1 when batch n starts. Seen from the end of batch n, where this emulator chooses it: requests that
 came after that start are not seen; outputs of batch n are not known, so that a request which ended
 with it takes part in a decode of n+1 for nothing; what n computed is cached, and what ended with it
 is freed, only after n+1 has been chosen (`_process`). A request that has ended stands in the
@@ -107,12 +107,9 @@ class SglangScheduler(LookingScheduler):
         table: SglangTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
-        ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request retracted more often fails (0 = no limit). `ahead`: each
-        batch is chosen when the one before it starts. `parts`: what drafts here, if anything."""
+        """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         self.pool = TreePool(
@@ -125,14 +122,12 @@ class SglangScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(self.pool, self._listed),
             max_num_seqs=table.requests_max,
-            ahead=ahead,
         )
         self.settings = table
         self._interval = table.scheduler_recv_interval
-        self._looks_late = ahead or self._interval > 1
+        self._looks_late = limits.forms_ahead or self._interval > 1
         self._page = limits.block_size
         self.parts = parts
         self._drafting = drafting_of(parts)

@@ -14,11 +14,11 @@ pauses a request none that came later is asked.
 **Waiting** (`batch_wait_*`). While requests generate, contexts that could be taken are held back
 until a step has a part of its most tokens, or for so many steps.
 
-**One step late** (`ahead`: overlap scheduler, TensorRT-LLM's default). The engine schedules step
-n+1 when step n has been launched. Seen from the end of step n, where this emulator forms the next
-one: requests that came after its start are not seen; contexts of step n can be found in the cache
-from step n+2 on; what ended with it keeps its place and its blocks while step n+1 is formed. It
-takes part in that step for nothing, but from 1.3 on if it ended by its length, which is known
+**One step late** (`forms_ahead`: overlap scheduler, TensorRT-LLM's default). The engine schedules
+step n+1 when step n has been launched. Seen from the end of step n, where this emulator forms the
+next one: requests that came after its start are not seen; contexts of step n can be found in the
+cache from step n+2 on; what ended with it keeps its place and its blocks while step n+1 is formed.
+It takes part in that step for nothing, but from 1.3 on if it ended by its length, which is known
 beforehand (`length_ends_known`).
 
 **Drafts** (`VerifyingSet`). A generation computes its last token and its drafts, which count in
@@ -107,12 +107,9 @@ class TensorrtLlmScheduler(LookingScheduler):
         table: TensorrtLlmTable,
         limits: ReplicaLimits,
         *,
-        preemptions_max: int = 0,
-        ahead: bool = False,
         parts: Sequence[Part] = (),
     ) -> None:
-        """`preemptions_max`: a request paused more often fails (0 = no limit). `ahead`: each step
-        is scheduled when the one before it starts. `parts`: what drafts here, if anything."""
+        """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
         pauses = table.capacity_scheduler_policy == "MAX_UTILIZATION"
@@ -122,10 +119,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         super().__init__(
             table,
             limits,
-            preemptions_max=preemptions_max,
             ledger=Ledger(self.pool, ActiveQueue()),
             max_num_seqs=table.requests_max,
-            ahead=ahead,
         )
         self.settings = table
         self.parts = parts
@@ -397,23 +392,25 @@ class TensorrtLlmScheduler(LookingScheduler):
                 break
         return found
 
+    def _contributed(self, started: Sequence[RunningRequest]) -> Contributed:
+        """Blocks that these compute now, and that others of the step wait for."""
+        found = Contributed(self.pool)
+        for one in started:
+            found.add(one.request)
+        return found
+
     def _room(self, started: Sequence[RunningRequest]) -> Room | None:
         """What running requests leave to others; None: none may begin."""
         running = self.running
         held = len(running.requests) + len(running.leaving)
         if self._policy == "STATIC_BATCH" and held:
             return None
-        contributed = None
-        if self.pool.caches:
-            contributed = Contributed(self.pool)
-            for one in started:
-                contributed.add(one.request)
         return Room(
             self._policy,
             self.block_size,
             spare_blocks=self._spare(),
             places=self.max_num_seqs - held,
-            contributed=contributed,
+            contributed=self._contributed(started) if self.pool.caches else None,
             hands_off=self.limits.hands_off,
             draft_tokens=self._drafts,
         )

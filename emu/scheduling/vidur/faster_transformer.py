@@ -42,10 +42,8 @@ class StaticBatch:
 class FasterTransformerScheduler(MaxReservation):
     """Request-level batching: no request joins a batch under way."""
 
-    def __init__(
-        self, table: FasterTransformerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: FasterTransformerTable, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self._leaks = "ft_leak" in table.faithful
         self._blocks_leaked = 0
         self._ready: deque[StaticBatch] = deque()

@@ -33,10 +33,8 @@ class LightLlmScheduler(SimpleScheduler):
 
     orders_idle = True
 
-    def __init__(
-        self, table: LightLlmTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: LightLlmTable, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self.batch_size_cap = table.batch_size_cap
         self.max_tokens_in_batch = table.max_tokens_in_batch

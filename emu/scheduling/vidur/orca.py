@@ -25,10 +25,8 @@ class MaxReservation(SimpleScheduler):
     orders_idle = True
     grows = False
 
-    def __init__(
-        self, table: ReservedTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: ReservedTable, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self.batch_size_cap = table.batch_size_cap
         self.blocks_per_sequence = table.max_tokens // limits.block_size
         if self.blocks_per_sequence < 1:

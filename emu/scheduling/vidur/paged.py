@@ -23,10 +23,8 @@ class PagedScheduler(SimpleScheduler):
 
     orders_idle = True
 
-    def __init__(
-        self, table: PagedTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: PagedTable, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self.watermark_blocks = int(table.watermark_blocks_fraction * limits.num_blocks)
         self.batch_size_cap = table.batch_size_cap
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)

@@ -21,10 +21,8 @@ from emu.scheduling.vidur.paged import PagedScheduler
 class SarathiScheduler(PagedScheduler):
     """Chunked prefill with stall-free decodes."""
 
-    def __init__(
-        self, table: SarathiTable, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: SarathiTable, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self.chunk_size = table.chunk_size
         self._sorts_first = "sarathi_unsorted_victims" not in table.faithful
 

@@ -21,10 +21,8 @@ from emu.scheduling.vidur.paged import PagedScheduler
 class VllmV0Scheduler(PagedScheduler):
     """Prefill-first batching with paged KV blocks."""
 
-    def __init__(
-        self, table: VllmV0Table, limits: ReplicaLimits, *, preemptions_max: int = 0
-    ) -> None:
-        super().__init__(table, limits, preemptions_max=preemptions_max)
+    def __init__(self, table: VllmV0Table, limits: ReplicaLimits) -> None:
+        super().__init__(table, limits)
         self.max_tokens_in_batch = table.max_tokens_in_batch
         self._restart_alone = "oversized_restart_blocks" not in table.faithful
 

@@ -71,18 +71,18 @@ class LogFormat(msgspec.Struct, frozen=True, kw_only=True):
             fields.get(names[0]) if len(names) == 1 else first_of(fields, *names)
             for names in (self.prompt, self.output)
         )
-        prompt_tokens, output_tokens = lengths(prompt, output)
-        arrival_ns, ttft_ns, e2e_ns = self.times(fields, output_tokens)
-        if e2e_ns >= 0:  # clocks of a proxy may be off by a little
-            ttft_ns = min(ttft_ns, e2e_ns)
+        tokens = lengths(prompt, output)
+        times = self.times(fields, tokens.output_tokens)
         record = LogRecord(
-            arrival_ns=arrival_ns,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            arrival_ns=times.arrival_ns,
+            prompt_tokens=tokens.prompt_tokens,
+            output_tokens=tokens.output_tokens,
             line=0,
-            ttft_ns=ttft_ns,
-            e2e_ns=e2e_ns,
+            ttft_ns=times.ttft_ns,
+            e2e_ns=times.e2e_ns,
         )
+        if times.e2e_ns >= 0:  # clocks of a proxy may be off by a little
+            record.ttft_ns = min(times.ttft_ns, times.e2e_ns)
         for name, names in self.texts.items():
             setattr(record, name, text_of(fields, names))
         for name, field in self.numbers.items():

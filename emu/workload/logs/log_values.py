@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from emu.units import NS_PER_MS, NS_PER_S
 from emu.workload.formats.decimals import exact_decimal
@@ -148,7 +148,14 @@ def instant(value: object, field: str) -> int:
     return _bounded(time_ns, field, value)
 
 
-def lengths(prompt: object, output: object) -> tuple[int, int]:
+class Lengths(NamedTuple):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+def lengths(prompt: object, output: object) -> Lengths:
     """Tokens of prompt and output; a request without one of them is left out."""
     found = []
     for value, name in ((prompt, "prompt"), (output, "output")):
@@ -160,4 +167,4 @@ def lengths(prompt: object, output: object) -> tuple[int, int]:
         if value == 0:
             raise Skip(f"with an empty {name}")
         found.append(value)
-    return found[0], found[1]
+    return Lengths(found[0], found[1])

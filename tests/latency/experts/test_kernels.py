@@ -10,7 +10,7 @@ from emu.latency.experts.deepgemm import DENSE, GROUPED, with_deepgemm
 from emu.latency.experts.destinations import Choice, destinations
 from emu.latency.experts.exchange import LowLatency, Normal, OneSided, Wire
 from emu.latency.kernels.attention import AttentionCost
-from emu.latency.kernels.experts import grouped_s
+from emu.latency.kernels.experts import Expert, grouped_s
 from emu.latency.kernels.products import arithmetic_s, soft_max
 
 H100 = lookup_gpu("H100")
@@ -69,13 +69,10 @@ def test_grouped_products_are_deepgemms(
 ) -> None:
     found_s = grouped_s(
         GROUPED,
+        Expert(columns * inner, columns * inner, inner + 2 * columns, PEAK),
         met=groups,
         rows=groups * rows,
         padded=groups * rows,
-        params=columns * inner,
-        weight_bytes=columns * inner,
-        row_bytes=inner + 2 * columns,
-        peak=PEAK,
         memory_rate=MEMORY,
     )
     # The coefficients are those of both products of an expert and of the kernels between them.

@@ -14,6 +14,7 @@ from typing import Any, Final
 from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
+from emu.config.schema import RooflineTable
 
 _SLACK_NS: Final = 2
 _LEAST: Final = 0.9
@@ -188,7 +189,7 @@ class Iterations:
         is_unsure: bool,
     ) -> None:
         """Equal batches on equal replicas take equally long, whatever the backend."""
-        is_cold = not seat.latency.warm_up
+        is_cold = isinstance(seat.latency, RooflineTable) and not seat.latency.warm_up
         if is_unsure or not seat.is_plain or seat.group or is_cold:
             return
         members = sorted((before, new) for _, before, new in formed["members"])

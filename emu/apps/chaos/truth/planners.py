@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -248,59 +248,14 @@ class Planners:
         self, table: Any, seats: Sequence[Seat], views: Sequence[Seen], look: Record
     ) -> Iterator[str]:
         """No more comes than is wanted, what shuts comes back first, the least loaded go."""
-        prefill, decode, colocated = look["wanted"]
-        state_of = {view.replica: view.state for view in views}
-        gains: Counter[str] = Counter()
-        spare = 0
-        shut: list[int] = []
-        touched: list[int] = []
-        revived: list[int] = []
-        for action in look["actions"]:
-            word, _, rest = action.partition(" ")
-            if word == "load":
-                if rest.startswith("tanz"):  # whole columns: fewer than a column too many
-                    spare += rest.partition(" -> ")[0].count(",")
-                for replica, role in _TARGET.findall(rest):
-                    gains["prefill" if role == "new_prefill" else role] += 1
-                    touched.append(int(replica))
-                    if state_of.get(int(replica), "inactive") != "inactive":
-                        yield f"{action}: replica {replica} is {state_of[int(replica)]}"
-                continue
-            replica_id = int(rest.split()[0])
-            touched.append(replica_id)
-            before = state_of.get(replica_id, "inactive")
-            if word == "revive":
-                gains[before.removeprefix("shutting_")] += 1
-                gains[f"revived {before.removeprefix('shutting_')}"] += 1
-                revived.append(replica_id)
-            elif word == "reuse":
-                gains[rest.split()[-1]] += 1
-            elif word == "mutate":
-                gains["decode"] += 1
-                gains["mutated"] += 1
-            elif word == "shut":
-                shut.append(replica_id)
-        if len(touched) != len(set(touched)):
+        taken = _taken(look["actions"], {view.replica: view.state for view in views})
+        yield from taken.problems
+        if len(taken.touched) != len(set(taken.touched)):
             yield f"a replica stands twice in {look['actions']}"
-        for view in views:
-            again = [v for v in views if v.replica in revived and v.state == view.state]
-            is_left = view.state in _BACK and view.replica not in touched
-            if is_left and any((view.used, view.replica) < (v.used, v.replica) for v in again):
-                yield f"replica {view.replica} stays away, and fuller ones come back: {revived}"
-        for role, demand, gain in (
-            ("prefill", prefill, gains["prefill"] - gains["mutated"]),
-            ("decode", decode, gains["decode"]),
-            ("colocated", colocated, gains["colocated"]),
-        ):
-            if gain > max(0, demand) + spare:
-                yield f"{gain} {role} replicas come, {demand:+d} are wanted: {look['actions']}"
-            closing = sum(view.state == f"shutting_{role}" for view in views)
-            is_revived = not (table.is_static or table.loads_alone) or role == "colocated"
-            due = min(closing, max(0, demand))
-            if is_revived and not isinstance(table, HpaTable) and gains[f"revived {role}"] != due:
-                yield f"{gains[f'revived {role}']} {role} replicas are revived, should {due}"
+        yield from _come_back_first(taken, views)
+        yield from _gains(table, taken, views, look)
         if not (table.is_static or table.loads_alone or isinstance(table, HpaTable)):
-            yield from self._shut(table, views, look, shut, touched)
+            yield from self._shut(table, views, look, taken.shut, taken.touched)
 
     def _shut(
         self,
@@ -406,3 +361,79 @@ def _prefill_rate(seat: Seat) -> float:
 def _up(quotient: float) -> int:
     """The next whole number, but for rounding."""
     return math.ceil(quotient - 1e-9)
+
+
+class _Taken:
+    """What the actions of one look do to replicas."""
+
+    def __init__(self) -> None:
+        self.gains: Counter[str] = Counter()
+        """Replicas that come, by role; revived and mutated ones by themselves too."""
+        self.spare = 0
+        """Replicas that may come beside the wanted ones."""
+        self.shut: list[int] = []
+        self.touched: list[int] = []
+        self.revived: list[int] = []
+        self.problems: list[str] = []
+
+
+def _taken(actions: Iterable[str], state_of: Mapping[int, str]) -> _Taken:
+    taken = _Taken()
+    for action in actions:
+        word, _, rest = action.partition(" ")
+        if word == "load":
+            _load(taken, action, rest, state_of)
+            continue
+        replica_id = int(rest.split()[0])
+        taken.touched.append(replica_id)
+        before = state_of.get(replica_id, "inactive")
+        if word == "revive":
+            taken.gains[before.removeprefix("shutting_")] += 1
+            taken.gains[f"revived {before.removeprefix('shutting_')}"] += 1
+            taken.revived.append(replica_id)
+        elif word == "reuse":
+            taken.gains[rest.split()[-1]] += 1
+        elif word == "mutate":
+            taken.gains["decode"] += 1
+            taken.gains["mutated"] += 1
+        elif word == "shut":
+            taken.shut.append(replica_id)
+    return taken
+
+
+def _load(taken: _Taken, action: str, rest: str, state_of: Mapping[int, str]) -> None:
+    if rest.startswith("tanz"):  # whole columns: fewer than a column too many
+        taken.spare += rest.partition(" -> ")[0].count(",")
+    for replica, role in _TARGET.findall(rest):
+        taken.gains["prefill" if role == "new_prefill" else role] += 1
+        taken.touched.append(int(replica))
+        state = state_of.get(int(replica), "inactive")
+        if state != "inactive":
+            taken.problems.append(f"{action}: replica {replica} is {state}")
+
+
+def _come_back_first(taken: _Taken, views: Sequence[Seen]) -> Iterator[str]:
+    """The replicas that come back are those with the fewest blocks in use of all that shut."""
+    for view in views:
+        again = [v for v in views if v.replica in taken.revived and v.state == view.state]
+        is_left = view.state in _BACK and view.replica not in taken.touched
+        if is_left and any((view.used, view.replica) < (v.used, v.replica) for v in again):
+            yield f"replica {view.replica} stays away, and fuller ones come back: {taken.revived}"
+
+
+def _gains(table: Any, taken: _Taken, views: Sequence[Seen], look: Record) -> Iterator[str]:
+    """No more replicas come than are wanted, and those that shut are revived before."""
+    prefill, decode, colocated = look["wanted"]
+    gains = taken.gains
+    for role, demand, gain in (
+        ("prefill", prefill, gains["prefill"] - gains["mutated"]),
+        ("decode", decode, gains["decode"]),
+        ("colocated", colocated, gains["colocated"]),
+    ):
+        if gain > max(0, demand) + taken.spare:
+            yield f"{gain} {role} replicas come, {demand:+d} are wanted: {look['actions']}"
+        closing = sum(view.state == f"shutting_{role}" for view in views)
+        is_revived = not (table.is_static or table.loads_alone) or role == "colocated"
+        due = min(closing, max(0, demand))
+        if is_revived and not isinstance(table, HpaTable) and gains[f"revived {role}"] != due:
+            yield f"{gains[f'revived {role}']} {role} replicas are revived, should {due}"

@@ -137,6 +137,11 @@ def _between(value: int, edges: Sequence[int]) -> str:
     return f"{low} clients and more"
 
 
+def _kind(job: Job) -> str:
+    """Whether its model has experts."""
+    return "dense" if model_of(job.point, job.configs).experts is None else "experts"
+
+
 def point_board(
     directory: Path,
     *,
@@ -174,8 +179,6 @@ def point_board(
         if emulated.refused:
             unread.append(Unread(job.point.point_id, emulated.refused))
             continue
-        kind = "experts" if model_of(job.point, job.configs).experts is not None else "dense"
-        errors = _peer_errors(job.point, peers)
         if job.point.drafts == UNKNOWN and job.point.series in drafted:
             unread.append(Unread(job.point.point_id, TAKEN_AS_DRAFTED))
             continue
@@ -183,8 +186,8 @@ def point_board(
             Compared(
                 point=job.point,
                 emulated=emulated,
-                kind=kind,
-                peers=errors,
+                kind=_kind(job),
+                peers=_peer_errors(job.point, peers),
                 drafts=chosen.get(job.point.series, job.drafts),
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     point_id: str
     source: str
-    is_doubtful: bool
     engine: str
     """As emu spells it."""
     version: str
@@ -83,15 +83,33 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     prompt_tokens: int
     output_tokens: int
-    least_share: float
-    """Lengths are drawn evenly between this share of the stated ones and these."""
     measured_on: str = ""
     """The day, as 2026-03-25; empty = not stated."""
-    is_random_text: bool = False
-    """Prompts are random tokens, which encode slowly; else they are text of a language."""
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Its source's rows contradict their neighbors."""
+        return any(word in self.source for word in _DOUBTFUL)
+
+    @property
+    def is_random_text(self) -> bool:
+        """Prompts are random tokens, which encode slowly; else they are text of a language."""
+        return self.source.startswith(_DRAWN_SOURCES)
+
+    @property
+    def least_share(self) -> float:
+        """Lengths are drawn evenly between this share of the stated ones and these."""
+        return 0.8 if self.is_random_text else 1.0
+
+    @property
+    def measured(self) -> tuple[float, ...]:
+        """What is measured under such a load."""
+        if self.load == "clients":
+            return self.ttft_ms, self.tpot_ms
+        return (self.output_tokens_per_s,)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -175,40 +193,31 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
 
 
 def _point(name: str, row: Mapping[str, str]) -> Point:
-    engine = _engine(row["engine"])
-    load = _load(row)
-    ttft_ms, tpot_ms = _figure(row, _TTFT), _figure(row, _TPOT)
-    servers = _servers(row)
-    rate = _figure(row, ("output_tokens_per_s",))
-    if rate != rate:
-        rate = _figure(row, ("output_tokens_per_s_per_gpu",)) * sum(s.gpus for s in servers)
-    measured = (ttft_ms, tpot_ms) if load == "clients" else (rate,)
-    if any(value != value for value in measured):
-        raise _Left("no mean latencies" if load == "clients" else "no throughput")
-    source = row.get("source", "")
-    drawn = source.startswith(_DRAWN_SOURCES)
-    return Point(
+    point = Point(
         point_id=name,
-        source=source,
-        is_doubtful=any(word in source for word in _DOUBTFUL),
-        engine=engine,
+        source=row.get("source", ""),
+        engine=_engine(row["engine"]),
+        load=_load(row),
+        ttft_ms=_figure(row, _TTFT),
+        tpot_ms=_figure(row, _TPOT),
+        servers=_servers(row),
+        output_tokens_per_s=_figure(row, ("output_tokens_per_s",)),
         version=_version(row.get("version", "")),
         model=row["model"],
         precision=row.get("precision", "").lower().removesuffix("?"),
         gpu=_gpu(row["gpu"]),
-        servers=servers,
         drafts=_drafts(row.get("spec", "")),
-        load=load,
         clients=_whole(row, "load_value"),
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
-        least_share=0.8 if drawn else 1.0,
         measured_on=row.get("measured_on", ""),
-        is_random_text=drawn,
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        output_tokens_per_s=rate,
     )
+    if math.isnan(point.output_tokens_per_s):
+        of_each = _figure(row, ("output_tokens_per_s_per_gpu",))
+        point = msgspec.structs.replace(point, output_tokens_per_s=of_each * point.gpus)
+    if any(map(math.isnan, point.measured)):
+        raise _Left("no mean latencies" if point.load == "clients" else "no throughput")
+    return point
 
 
 def _engine(text: str) -> str:

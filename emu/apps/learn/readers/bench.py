@@ -15,6 +15,15 @@ from emu.errors import InputError
 from emu.rng import rng_stream
 
 
+def _label(result: Document) -> str:
+    """The load of a run in words."""
+    rate, clients = result.get("request_rate"), result.get("max_concurrency")
+    label = f"{rate}/s" if isinstance(rate, (int, float)) and np.isfinite(rate) else "at once"
+    if not clients:
+        return label
+    return f"{clients} clients" if label == "at once" else f"{label}, {clients} clients"
+
+
 def bench_levels(source: str, line: int | None, result: Document) -> Level:
     is_sglang = "dataset_name" in result or "server_info" in result
     flag = "--output-details" if is_sglang else "--save-detailed"
@@ -54,17 +63,12 @@ def bench_levels(source: str, line: int | None, result: Document) -> Level:
         is_drawn = False
     else:
         begun, is_drawn = _starts(source, line, result, [row[2] for row in rows])
-    rate = result.get("request_rate")
-    clients = result.get("max_concurrency")
-    label = f"{rate}/s" if isinstance(rate, (int, float)) and np.isfinite(rate) else "at once"
-    if clients:
-        label = f"{clients} clients" if label == "at once" else f"{label}, {clients} clients"
     sent = tuple(
         Sent(start_s, prompt, output, ttft_s, e2e_s)
         for start_s, (_, ttft_s, e2e_s, prompt, output) in zip(begun, rows, strict=True)
     )
     level = Level(
-        label=label,
+        label=_label(result),
         tool="sglang" if is_sglang else "vllm",
         requests=sent,
         skipped=count - len(rows),

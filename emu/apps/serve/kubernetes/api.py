@@ -53,11 +53,19 @@ class Answer(Struct, frozen=True):
     actions: list[Action] = []
 
 
-class Watch(Struct, frozen=True, kw_only=True):
-    """Changes from a version on, until the client leaves or the time is over."""
+class Selected(Struct, frozen=True):
+    """Objects that a client wants to see, and how."""
 
     kind: Kind
     test: Test
+    is_table: bool
+    include: str
+
+
+class Watch(Struct, frozen=True, kw_only=True):
+    """Changes from a version on, until the client leaves or the time is over."""
+
+    selected: Selected
     version: int
     first: list[Document]
     """Objects that are told of before."""
@@ -65,8 +73,6 @@ class Watch(Struct, frozen=True, kw_only=True):
     """Say when these are over."""
     bookmarks: bool
     timeout_s: float
-    is_table: bool
-    include: str
 
 
 def status_of(refused: Refused) -> Document:
@@ -83,6 +89,11 @@ def status_of(refused: Refused) -> Document:
     if refused.cause:
         document["details"] = {"causes": [{"reason": refused.cause, "message": str(refused)}]}
     return document
+
+
+def _timeout_s(query: Mapping[str, str]) -> float:
+    given = query.get("timeoutSeconds", "")
+    return float(given) if given.isdigit() and int(given) else 1800.0
 
 
 class Place(Struct, frozen=True):
@@ -179,39 +190,23 @@ class KubernetesApi:
         if given and int(given) > store.version:
             raise Refused(504, f"Too large resource version: {given}, current: {store.version}")
         if query.get("watch") in ("true", "1"):
-            return self._watch(kind, test, found_all, given, query, is_table=is_table)
+            # Without a version, and from version 0, what is there comes first.
+            marks_first = query.get("sendInitialEvents") in ("true", "1")
+            from_now = marks_first or given in ("", "0")
+            return Watch(
+                selected=Selected(kind, test, is_table, include),
+                version=store.version if from_now else int(given),
+                first=found_all if from_now else [],
+                marks_first=marks_first,
+                bookmarks=query.get("allowWatchBookmarks") in ("true", "1"),
+                timeout_s=_timeout_s(query),
+            )
         version = str(store.version)
         if is_table:
             return Answer(200, as_table(kind, found_all, version, store.now_s, include))
         head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version}
         metadata = {"resourceVersion": version}
         return Answer(200, {**head, "metadata": metadata, "items": list[object](found_all)})
-
-    def _watch(
-        self,
-        kind: Kind,
-        test: Test,
-        found: list[Document],
-        given: str,
-        query: Mapping[str, str],
-        *,
-        is_table: bool,
-    ) -> Watch:
-        """Without a version, and from version 0, what is there comes first."""
-        marks = query.get("sendInitialEvents") in ("true", "1")
-        from_now = marks or given in ("", "0")
-        timeout = query.get("timeoutSeconds", "")
-        return Watch(
-            kind=kind,
-            test=test,
-            version=self._store.version if from_now else int(given),
-            first=found if from_now else [],
-            marks_first=marks,
-            bookmarks=query.get("allowWatchBookmarks") in ("true", "1"),
-            timeout_s=float(timeout) if timeout.isdigit() and int(timeout) else 1800.0,
-            is_table=is_table,
-            include=query.get("includeObject", "Metadata"),
-        )
 
     def _scale(self, deployment: Document) -> Document:
         """The `scale` sub-resource of a deployment."""

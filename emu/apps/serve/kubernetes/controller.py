@@ -79,7 +79,7 @@ class Controller:
         gpus = max((replica.gpus for replica in view.replicas), default=1)
         port = next((replica.port for replica in view.replicas), 0)
         for role in facts.roles:
-            store.create(DEPLOYMENTS, NAMESPACE, shapes.deployment(facts, role, 0, gpus, port))
+            store.create(DEPLOYMENTS, NAMESPACE, shapes.deployment(facts, role, gpus, port))
             store.create(SERVICES, NAMESPACE, shapes.service(facts, role, port))
         labels = shapes.model_label(facts)
         ports = [{"number": replica.port} for replica in view.replicas if replica.port][:8]
@@ -385,7 +385,7 @@ class Controller:
         for slot in self._slots:
             replica = replicas.get(slot.replica)
             made_by = store.find(REPLICA_SETS, NAMESPACE, f"{slot.role}-{slot.revision}")
-            owner = shapes.owner("ReplicaSet", "apps/v1", made_by)
+            owner = shapes.owner(REPLICA_SETS, made_by)
             is_new = store.get(PODS, NAMESPACE, slot.name) is None
             shape = shapes.pod(facts, slot, replica, owner)
             held = store.put(PODS, NAMESPACE, slot.name, shape)

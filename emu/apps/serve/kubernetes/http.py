@@ -257,8 +257,8 @@ class Kubernetes:
         while loop.time() < end_s and not self._service.hub.is_closed:
             changed = self._changed
             try:
-                for change in self._store.since(watch.kind, version):
-                    seen = change.seen(watch.test)
+                for change in self._store.since(watch.selected.kind, version):
+                    seen = change.seen(watch.selected.test)
                     if seen is not None:
                         yield self._event(*seen, watch)
             except Refused as refused:
@@ -275,18 +275,23 @@ class Kubernetes:
 
     def _event(self, kind: str, document: Document, watch: Watch) -> bytes:
         shown: Document = document
-        if watch.is_table:
+        if watch.selected.is_table:
             metadata = document["metadata"]
             assert isinstance(metadata, dict)
             version = str(metadata["resourceVersion"])
-            shown = as_table(watch.kind, [document], version, self._store.now_s, watch.include)
+            shown = as_table(
+                watch.selected.kind, [document], version, self._store.now_s, watch.selected.include
+            )
         return msgspec.json.encode({"type": kind, "object": shown}) + b"\n"
 
     def _bookmark(self, watch: Watch, version: int, *, is_first: bool = False) -> bytes:
         metadata: Document = {"resourceVersion": str(version), "creationTimestamp": None}
         if is_first:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
-        shown: Document = {"kind": watch.kind.kind, "apiVersion": watch.kind.api_version}
+        shown: Document = {
+            "kind": watch.selected.kind.kind,
+            "apiVersion": watch.selected.kind.api_version,
+        }
         line = {"type": "BOOKMARK", "object": {**shown, "metadata": metadata}}
         return msgspec.json.encode(line) + b"\n"
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.serve.kubernetes.documents import Document, labels_of, plain, table, text
+from emu.apps.serve.kubernetes.kinds import DEPLOYMENTS, Kind
 from emu.apps.serve.kubernetes.objects import (
     GRACE_S,
     Address,
@@ -80,11 +81,11 @@ def template_hash(document: Document) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-def deployment(facts: Facts, role: str, replicas: int, gpus: int, port: int) -> Document:
+def deployment(facts: Facts, role: str, gpus: int, port: int) -> Document:
     """The deployment of a role, as it is at the start."""
     quarter = {"maxSurge": "25%", "maxUnavailable": "25%"}
     spec = DeploymentSpec(
-        replicas=replicas,
+        replicas=0,
         selector={"matchLabels": {"app": role}},
         template=template(facts, role, gpus, port),
         strategy={"type": "RollingUpdate", "rollingUpdate": quarter},
@@ -155,7 +156,7 @@ def replica_set(
         name=f"{name}-{revision}",
         annotations={REVISION: str(number)},
         labels=labels_of(held) | {"pod-template-hash": revision},
-        owner_references=[owner("Deployment", "apps/v1", held)],
+        owner_references=[owner(DEPLOYMENTS, held)],
     )
     ready = sum(slot.is_ready for slot in slots)
     status = {
@@ -174,11 +175,11 @@ def replica_set(
     return {"metadata": plain(metadata), "spec": spec, "status": status}
 
 
-def owner(kind: str, api_version: str, held: Document) -> Owner:
+def owner(kind: Kind, held: Document) -> Owner:
     """A reference to the object that made another."""
     return Owner(
-        api_version=api_version,
-        kind=kind,
+        api_version=kind.api_version,
+        kind=kind.kind,
         name=text(held, "metadata", "name"),
         uid=text(held, "metadata", "uid"),
         controller=True,

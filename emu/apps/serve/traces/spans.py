@@ -12,9 +12,10 @@ semantic conventions for generative AI (1.41) and of vLLM's own spans.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from emu.apps.serve.traces.context import Ids, TraceContext
 from emu.request import Request, Status
@@ -204,7 +205,7 @@ def spans_of_half(
     ids: Ids,
 ) -> list[Span]:
     """Spans of a call to a port of a fleet: the engine's own."""
-    top = _engine(trace, trace.parent_id, half, ids)
+    top = _engine(trace, half, ids)
     top.end_ns = max(half.last_ns, half.came_ns)
     top.attributes |= _call_attributes(facts, request, finish, half.tokens)
     top.marks = tuple(journey.marks)
@@ -242,13 +243,13 @@ def _call_attributes(
     return found
 
 
-def _engine(trace: TraceContext, parent_id: bytes, half: Half, ids: Ids) -> Span:
+def _engine(trace: TraceContext, half: Half, ids: Ids) -> Span:
     """The time that a request spent in an engine."""
     return Span(
         name="llm_request",
         trace=trace,
         span_id=ids.span(),
-        parent_id=parent_id,
+        parent_id=trace.parent_id,
         begin_ns=half.came_ns,
         end_ns=half.last_ns,
         replica=half.replica,
@@ -258,7 +259,7 @@ def _engine(trace: TraceContext, parent_id: bytes, half: Half, ids: Ids) -> Span
 
 
 def _half(root: Span, half: Half, request: Request, ids: Ids) -> Iterator[Span]:
-    top = _engine(root.trace, root.span_id, half, ids)
+    top = _engine(replace(root.trace, parent_id=root.span_id), half, ids)
     yield top
     yield from _stages(top, half, request, ids)
 
@@ -271,36 +272,44 @@ def _stages(top: Span, half: Half, request: Request, ids: Ids) -> Iterator[Span]
         "gen_ai.usage.prompt_tokens": request.prompt_tokens,
         "gen_ai.usage.completion_tokens": half.tokens,
     }
-    for name, latency, begin_ns, end_ns in (
-        ("queue", "time_in_queue", came, scheduled),
-        ("prefill", "time_in_model_prefill", scheduled, first),
-        ("decode", "time_in_model_decode", first, last),
+    for latency, part in (
+        ("time_in_queue", Part("queue", came, scheduled)),
+        ("time_in_model_prefill", Part("prefill", scheduled, first)),
+        ("time_in_model_decode", Part("decode", first, last)),
     ):
-        if begin_ns < 0 or end_ns < begin_ns:
+        if part.begin_ns < 0 or part.end_ns < part.begin_ns:
             continue
-        top.attributes[f"gen_ai.latency.{latency}"] = (end_ns - begin_ns) / NS_PER_S
-        if end_ns > begin_ns:
-            yield _child(top, name, begin_ns, end_ns, ids)
+        top.attributes[f"gen_ai.latency.{latency}"] = (part.end_ns - part.begin_ns) / NS_PER_S
+        if part.end_ns > part.begin_ns:
+            yield _child(top, part, ids)
     if first >= came:
         top.attributes["gen_ai.latency.time_to_first_token"] = (first - came) / NS_PER_S
     if last >= came:
         top.attributes["gen_ai.latency.e2e"] = (last - came) / NS_PER_S
 
 
-def _child(top: Span, name: str, begin_ns: int, end_ns: int, ids: Ids) -> Span:
+class Part(NamedTuple):
+    """What took a part of a span's time."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+def _child(top: Span, part: Part, ids: Ids) -> Span:
     return Span(
-        name=name,
+        name=part.name,
         trace=top.trace,
         span_id=ids.span(),
         parent_id=top.span_id,
-        begin_ns=begin_ns,
-        end_ns=end_ns,
+        begin_ns=part.begin_ns,
+        end_ns=part.end_ns,
         replica=top.replica,
     )
 
 
 def _transfer(root: Span, move: Transfer, ids: Ids) -> Span:
-    span = _child(root, "kv_transfer", move.begin_ns, move.end_ns, ids)
+    span = _child(root, Part("kv_transfer", move.begin_ns, move.end_ns), ids)
     span.attributes = {
         "emu.kv.source": move.source,
         "emu.kv.destination": move.destination,

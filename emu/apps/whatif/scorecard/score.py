@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -170,16 +170,15 @@ def _regret(
 def row_of(outcome: Outcome, base: Outcome, plan: Plan, seed: int) -> Row:
     """What is told of one run."""
     latencies = outcome.latencies
-    ttft_ms, ttft_p99_ms = _mean_and_p99(latencies.ttft_ms)
-    e2e_ms, e2e_p99_ms = _mean_and_p99(latencies.e2e_ms)
+    ttft, e2e = _spread(latencies.ttft_ms), _spread(latencies.e2e_ms)
     return Row(
         name=outcome.key,
         error=outcome.error,
         completed=int((~np.isnan(latencies.e2e_ms)).sum()),
-        ttft_ms=ttft_ms,
-        ttft_p99_ms=ttft_p99_ms,
-        e2e_ms=e2e_ms,
-        e2e_p99_ms=e2e_p99_ms,
+        ttft_ms=ttft.mean,
+        ttft_p99_ms=ttft.p99,
+        e2e_ms=e2e.mean,
+        e2e_p99_ms=e2e.p99,
         met=outcome.met,
         hit_rate=outcome.hit_rate,
         imbalance=_imbalance(outcome, plan),
@@ -187,12 +186,18 @@ def row_of(outcome: Outcome, base: Outcome, plan: Plan, seed: int) -> Row:
     )
 
 
-def _mean_and_p99(values_ms: Floats) -> tuple[float, float]:
-    """NaN if there are none."""
+class _Spread(NamedTuple):
+    """Statistics of a latency, ms; NaN if there are none."""
+
+    mean: float
+    p99: float
+
+
+def _spread(values_ms: Floats) -> _Spread:
     known = values_ms[~np.isnan(values_ms)]
     if not len(known):
-        return float("nan"), float("nan")
-    return float(known.mean()), float(np.percentile(known, 99))
+        return _Spread(float("nan"), float("nan"))
+    return _Spread(float(known.mean()), float(np.percentile(known, 99)))
 
 
 def _imbalance(outcome: Outcome, plan: Plan) -> float:
