@@ -59,7 +59,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.toml_text import toml_text
 from emu.errors import InputError, RunError
-from emu.latency.coefficients import kernels_told
+from emu.latency.coefficients import is_measured, kernels_told
 from emu.options.shared import Workers
 from emu.report.atomic import write_text
 from emu.report.intervals import mean_of
@@ -83,6 +83,7 @@ class Finding:
         self.plain = base_config(question)
         config = checked_config(self.plain, question.settings)
         self.spec = model_of(question)
+        self.engine = config.engine.name
         workload = open_workload(
             config.workload, base_dir=Path(), seed=question.seeds[0], config_source=SOURCE
         )
@@ -211,6 +212,14 @@ class Finding:
                 words.append(kernels_told(kind.spec))
             told.append(f"{kind.name}: {'; '.join(words)}")
         return " | ".join(told)
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """GPUs among those looked at whose kernels were never measured."""
+        if self.worlds.model is None:
+            return []
+        kinds = {kind.name: kind.spec for layout in self.layouts for kind in layout.gpus}
+        return [name for name, spec in kinds.items() if not is_measured(spec, self.engine)]
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -365,6 +374,7 @@ def _answered(
         doubt=finding.doubt(trials, best, judge, rows[0]),
         day=day,
         rests_on=finding.rests_on(best.layout),
+        unmeasured=finding.unmeasured,
         survivor=None if survivor is None else finding.ranked(trials, survivor, judge),
         survive=question.survive,
         fates=fates,
