@@ -145,6 +145,7 @@ _V1_2: Final = EngineModel(
     host_sequence_ns=20_000,
     host_prompt_ns=100_000,
     batch_wait_ns=0,
+    expert_compile_ns=0,
     context_bytes=512 * MIB,  # as SGLang's, which a log shows
     parallel_bytes=2100 * MIB,  # of two ranks; logs of eight have four times as much
 )

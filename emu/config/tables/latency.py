@@ -65,7 +65,9 @@ class LatencyTable(Table, kw_only=True, frozen=True, tag_field="backend"):
     ] = False
     warm_up: Annotated[
         bool,
-        doc("The server uses its kernels before it is ready; false: first iterations pay."),
+        doc(
+            "The server has served before; false: it is fresh, its first iterations take longer, and experts' kernels are compiled when a step first has so many tokens (vLLM, SGLang; docs/lab/roofline.md)."
+        ),
     ] = True
     step_overhead_us: Annotated[
         float,
