@@ -17,6 +17,8 @@ from emu.catalogue.layers import Layer
 from emu.catalogue.model import BITS_PER_1024, ModelSpec
 from emu.units import ceil_div
 
+NO_EXPERTS: Final = -1
+"""Of ranks that experts are dealt to: all experts are elsewhere."""
 HALF: Final = ("float16", "bfloat16", "float32")
 
 
@@ -80,7 +82,8 @@ def attention_params(spec: ModelSpec, tp: int = 1) -> int:
 
 
 def layer_size(spec: ModelSpec, layer_index: int, tp: int = 1, ep: int = 0) -> LayerSize:
-    """Parameters of one layer on one rank. `ep` 0 = as many ranks as `tp`.
+    """Parameters of one layer on one rank. `ep` 0 = as many ranks as `tp`; `NO_EXPERTS`: those of
+    all experts are elsewhere.
 
     Whole experts go to `ep` ranks; what `tp` has beyond that splits each expert. Matrices that a
     quantized checkpoint keeps wide count as "other".
@@ -94,7 +97,8 @@ def layer_size(spec: ModelSpec, layer_index: int, tp: int = 1, ep: int = 0) -> L
     if layer.experts is not None:
         moe = layer.experts
         ep = ep or tp
-        per_rank, split = ceil_div(moe.count, ep), max(1, tp // ep)
+        per_rank = 0 if ep == NO_EXPERTS else ceil_div(moe.count, ep)
+        split = max(1, tp // ep)
         routed = per_rank * moe.expert_params(hidden, gated=layer.experts_gated, split=split)
         shared = moe.dense_params(hidden, gated=layer.experts_gated, tp=tp)
         other += moe.small_params(hidden)

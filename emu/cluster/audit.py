@@ -88,7 +88,9 @@ def _expert_figures(cluster: Cluster, first: ReplicaPlan, group: WaveGroup) -> D
 
     assert first.experts is not None
     balance = make_balance(first.latency_context(cluster.config), first.experts)
+    apart = {"expert_gpus": first.expert_parallel} if first.experts.is_apart else {}
     return {
+        **apart,
         "balancedness": None if balance is None else round(balance.balancedness, 4),
         "waves": group.waves,
         "placements": group.placements,

@@ -70,6 +70,10 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 def _overlapped(inner: RooflineBackend, context: LatencyContext) -> LatencyBackend:
     """The roofline with what hides the exchange of tokens with experts, if something does."""
     setting = context.shared_experts
+    if setting is not None and setting.is_apart:
+        from emu.latency.experts.apart import ApartBackend
+
+        return ApartBackend(inner, setting, context.gpu.sm_count)
     if setting is None or setting.overlap == "none":
         return inner
     from emu.latency.experts.overlap import OverlappedBackend

@@ -280,6 +280,7 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
         wave = WaveGroup(
             name,
             shares_experts=is_shared,
+            holds_experts=first.experts is None or not first.experts.is_apart,
             padded_tokens_max=padded,
             rebalance=_rebalance(first, plan.config),
         )

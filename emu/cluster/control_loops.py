@@ -19,7 +19,7 @@ from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
-from emu.cluster.replica_group import override
+from emu.cluster.replica_group import override, weights_ep
 from emu.config.schema import AutoscaleTable, BlitzTable, CarriedTable
 from emu.latency.abilities import abilities_of
 from emu.latency.base import BatchShape
@@ -37,8 +37,9 @@ STATIC: Final = BlitzTable(executor="none")
 def weights_of(plan: ReplicaPlan) -> Weights:
     """What a replica has to load, GPU by GPU."""
     tp, pp = plan.tensor_parallel, plan.pipeline_parallel
-    stages = sizes.stage_weight_bytes(plan.model, tp, pp, plan.expert_parallel, plan.dtype)
-    segments = sizes.weight_segments(plan.model, tp, plan.expert_parallel, plan.dtype)
+    ep = weights_ep(plan.experts, plan.expert_parallel)
+    stages = sizes.stage_weight_bytes(plan.model, tp, pp, ep, plan.dtype)
+    segments = sizes.weight_segments(plan.model, tp, ep, plan.dtype)
     if pp == 1:
         return Weights(Grid(plan.gpus, tp), segments, (sum(segments),) * tp)
     return Weights(Grid(plan.gpus, tp), segments, tuple(s for s in stages for _ in range(tp)))

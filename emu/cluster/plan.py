@@ -435,8 +435,9 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
                 "which only members of a data_parallel_group may do"
             )
             raise wrong(replica, "expert_parallel", problem)
-    if config.recovery.ep_fault == "mask" and not any(one.experts for one in replicas):
-        problem = '"mask" needs a group that shares experts by keys of [engine]'
+    sharing = [one.experts for one in replicas if one.experts is not None]
+    if config.recovery.ep_fault == "mask" and all(one.is_apart for one in sharing):
+        problem = '"mask" needs a group whose GPUs share experts by keys of [engine]'
         raise InputError(source, None, "recovery.ep_fault", problem)
     for group, members in groups_of(replicas).items():
         first = members[0]
@@ -461,6 +462,10 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
         ranks = first.expert_parallel
         if first.model.experts is None or ranks <= 1:
             continue  # every member has all experts
+        if first.experts is not None and first.experts.is_apart:
+            if len(members) != first.experts.members:
+                raise wrong(first, key, "experts apart serve the members of one table")
+            continue
         if ranks % len(members) or ranks // len(members) > first.tensor_parallel:
             problem = (
                 f"{ranks} ranks cannot be spread over {len(members)} members of "

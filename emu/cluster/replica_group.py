@@ -35,13 +35,15 @@ from emu.errors import InputError
 from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.experts.setting import ExpertDefaults, ExpertSetting, expert_setting
-from emu.units import ceil_div
+from emu.units import GIB, ceil_div
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
 
 KERNEL_TIMES: Final = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
+_EXPERTS_PART: Final = 0.9
+"""Of a GPU that computes experts alone, what their weights may take; buffers take the rest."""
 
 
 class ReplicaGroup(msgspec.Struct, frozen=True):
@@ -193,6 +195,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
     engine, tp = _counted_engine(group), table.tensor_parallel
+    _check_expert_gpus(group, gpu)
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
         kept = engine.memory.kept(
@@ -209,7 +212,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         gpu.memory_gib if engine is None else gpu.reported_gib,
         tp=tp,
         pp=table.pipeline_parallel,
-        ep=table.expert_parallel,
+        ep=weights_ep(group.experts, table.expert_parallel),
         dtype=model_table.dtype,
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
@@ -250,16 +253,41 @@ def _divided_by_vidur(
     return Divided(scheduler, memory, scheduler.num_blocks or memory.num_blocks)
 
 
+def weights_ep(setting: ExpertSetting | None, ranks: int) -> int:
+    """Ranks that experts are dealt to, for the weights of a replica (`sizes.layer_size`)."""
+    return sizes.NO_EXPERTS if setting is not None and setting.is_apart else ranks
+
+
 def _redundant_bytes(group: ReplicaGroup) -> int:
     """Weights of the expert slots that a rank has beyond its part of the experts."""
-    setting, model, experts = group.experts, group.model, group.model.experts
-    if setting is None or experts is None:
+    setting, experts = group.experts, group.model.experts
+    if setting is None or experts is None or setting.is_apart:
         return 0
     ranks = group.table.expert_parallel
     more = setting.slots(experts.count) // ranks - ceil_div(experts.count, ranks)
+    return more * _slot_bytes(group)
+
+
+def _slot_bytes(group: ReplicaGroup) -> int:
+    """Weights of one expert slot in all layers."""
+    model, experts = group.model, group.model.experts
+    assert experts is not None
     params = experts.expert_params(model.hidden, gated=model.gated_mlp)
     dtype = sizes.expert_dtype(model, group.model_table.dtype)
-    return more * model.moe_layer_count * sizes.weight_bytes(params, dtype)
+    return model.moe_layer_count * sizes.weight_bytes(params, dtype)
+
+
+def _check_expert_gpus(group: ReplicaGroup, gpu: GpuSpec) -> None:
+    """GPUs that hold experts alone have room for them."""
+    setting, experts = group.experts, group.model.experts
+    if setting is None or experts is None or not setting.is_apart:
+        return
+    slots = setting.slots(experts.count) // group.table.expert_parallel
+    needed = slots * _slot_bytes(group) / GIB
+    if needed > _EXPERTS_PART * gpu.memory_gib:
+        problem = f"{slots} experts of each layer take {needed:.0f} GiB, a {gpu.name} has "
+        problem += f"{gpu.memory_gib:g}, of which {_EXPERTS_PART:.0%} are theirs"
+        raise InputError(group.source, None, "engine.expert_gpus", problem)
 
 
 def has_states(model: ModelSpec) -> bool:

@@ -122,6 +122,8 @@ class _Watched:
         """Member -> its incarnation and when it was held."""
         self.dead: dict[int, tuple[str, int]] = {}
         """Members whose loss is not known yet: cause, and back after."""
+        self.due: dict[int, int] = {}
+        """When those whose loss is known are back; -1 = as configured."""
         self.stalled_at_ns = -1
         self.stalled_ns = 0
         self.losses = 0
@@ -146,6 +148,11 @@ class RankLoss:
         """Whether its loss is the business of its group."""
         watched = self._of.get(replica.replica_id)
         return watched is not None and replica.state not in _AWAY
+
+    def goes_on_without(self, replica: ReplicaHandle) -> bool:
+        """Its group may serve without it; False = the group starts again, or it is in none."""
+        watched = self._of.get(replica.replica_id)
+        return watched is not None and watched.group.state is not GroupState.FAILED
 
     def lose(
         self, replica: ReplicaHandle, cause: str, back_ns: int, *, is_known: bool = False
@@ -199,6 +206,7 @@ class RankLoss:
                 watched.stalled_at_ns = kernel.now_ns
                 self._hold(watched)
             case Order.RESUME:
+                self._spare(watched)
                 self._release(watched)
             case After(delay_ns=delay_ns, event=event):
 
@@ -211,6 +219,13 @@ class RankLoss:
                     self._fence(watched, member)
             case Order.LOSE_GROUP:
                 self._lose_group(watched)
+
+    def _spare(self, watched: _Watched) -> None:
+        """Survivors have all experts, unless the group starts again."""
+        group = watched.group
+        wave = self._cluster.replicas[watched.members[0]].wave
+        assert wave is not None
+        wave.spare(frozenset() if group.state is GroupState.FAILED else group.lost)
 
     def _hold(self, watched: _Watched) -> None:
         for member in watched.members:
@@ -231,17 +246,20 @@ class RankLoss:
     def _fence(self, watched: _Watched, member: int) -> None:
         cause, back_ns = watched.dead.pop(member)
         watched.held.pop(member, None)
+        watched.due[member] = self._cluster.kernel.now_ns + back_ns if back_ns >= 0 else -1
         self._crash(self._cluster.replicas[member], cause, back_ns)
 
     def _lose_group(self, watched: _Watched) -> None:
-        """Strictly, as a group without masks: every member starts again."""
-        gone = []
+        """Strictly, as a group without masks: every member starts again, with the last one lost."""
+        now_ns = self._cluster.kernel.now_ns
+        due = [watched.due[member] for member in sorted(watched.group.lost)]
+        restart_ns = s_to_ns(self._cluster.config.recovery.restart_s)
+        back_ns = -1 if min(due) < 0 else max(restart_ns, max(due) - now_ns)
         for member in watched.members:
             replica = self._cluster.replicas[member]
             if replica.state not in (ReplicaState.FAILED, ReplicaState.INACTIVE):
-                self._crash(replica, "too few experts are left", -1)
-            gone.append(member)
-        watched.group.all_lost(frozenset(gone))
+                self._crash(replica, "too few experts are left", back_ns)
+        watched.group.all_lost(frozenset(watched.members))
 
     def is_unknown(self, replica: ReplicaHandle) -> bool:
         """It is gone, and nothing but its group feels it yet."""

@@ -45,6 +45,8 @@ _ROLE_OF: Final[dict[ReplicaState, Role]] = {
 """The role to which a replica returns; in other states it was leaving or had none."""
 _RECEIVES: Final = (S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE, S.MUTATING_TO_DECODE)
 _PROMPTS: Final = (S.COLOCATED, S.PREFILL, S.NEW_PREFILL, S.REFRACTORY_PREFILL, S.AUS_PREFILL)
+_NEVER: Final = -2
+"""Of a time to come back."""
 LOADS_MAX: Final = 3
 """A replica whose weights do not come in so many attempts stays inactive."""
 
@@ -98,8 +100,19 @@ class Recovery:
         """
         if self.ranks is not None and self.ranks.takes(replica):
             self.ranks.lose(replica, cause, back_ns, is_known=is_known)
-        else:
-            self._crash(replica, cause, back_ns)
+            return
+        for fellow in self._fellows(replica):
+            if fellow is replica or fellow.state not in (S.FAILED, S.INACTIVE):
+                self._crash(fellow, cause, back_ns)
+
+    def _fellows(self, replica: ReplicaHandle) -> Sequence[ReplicaHandle]:
+        """Replicas that stop and start together: those of a group that shares experts strictly."""
+        wave = replica.wave
+        if wave is None or not wave.holds_experts:
+            return [replica]
+        if self.ranks is not None and self.ranks.goes_on_without(replica):
+            return [replica]
+        return [other for other in self.cluster.replicas if other.wave is wave]
 
     def _crash(self, replica: ReplicaHandle, cause: str, back_ns: int) -> None:
         """All that knows of it hears that it is dead."""
@@ -179,6 +192,8 @@ class Recovery:
             gateway.route(request)
 
     def _come_back(self, replica: ReplicaHandle, back_ns: int) -> None:
+        if back_ns == _NEVER:
+            return
         if back_ns < 0:
             if not self.table.replace:
                 return
@@ -198,8 +213,9 @@ class Recovery:
         kernel.call_at(kernel.now_ns + back_ns, PRIORITY_WORLD, back)
 
     def _has_gpus(self, replica: ReplicaHandle) -> bool:
-        """All of its GPUs can be used."""
-        return not any(self.gpus_down[gpu] for gpu in replica.gpus)
+        """All of its GPUs can be used, and those of all that start together with it."""
+        there = self._fellows(replica)
+        return not any(self.gpus_down[gpu] for one in there for gpu in one.gpus)
 
     def gpus_back(self, gpus: Sequence[int]) -> None:
         """A fault of these GPUs is over: replicas that only waited for that are back."""
@@ -310,9 +326,23 @@ class Recovery:
             others = (r for r in cluster.replicas if r.model == watcher.source.model)
             if wanted and not any(self._could_take(r, wanted) for r in others):
                 unservable += watcher.lose_source()
+        stuck = self._lose_stuck_groups()
         for request in unservable:
             cluster.terminal(request, Status.FAILED, "no_replica_left")
-        return bool(unservable)
+        return bool(unservable) or stuck
+
+    def _lose_stuck_groups(self) -> bool:
+        """Members that wait for experts which will never be back: what they hold is lost."""
+        stuck = [
+            replica
+            for replica in self.cluster.replicas
+            if replica.wave is not None
+            and replica.wave.lacks_experts()
+            and replica.state not in (S.FAILED, S.INACTIVE)
+        ]
+        for replica in stuck:
+            self._crash(replica, "too few experts are left", _NEVER)
+        return bool(stuck)
 
     @staticmethod
     def _could_take(replica: ReplicaHandle, requests: list[Request]) -> bool:

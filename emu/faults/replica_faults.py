@@ -129,8 +129,8 @@ def _on_gpus(
         r.wave
         for r in there
         if r.wave is not None
-        and r.wave.shares_experts
-        and (goes_on is None or not goes_on.takes(r))
+        and r.wave.holds_experts
+        and (goes_on is None or not goes_on.goes_on_without(r))
     ]
     return [r for r in replicas if r in there or (r.wave is not None and r.wave in waves)]
 

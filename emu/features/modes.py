@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 
 from emu.catalogue.model import ModelSpec
+from emu.config.kinds import engine_with
 from emu.config.schema import (
     Config,
     LatencyTable,
@@ -91,7 +92,8 @@ COSTED: Final = ("roofline", "linear")
 
 
 def _is_outside(seat: Seat) -> bool:
-    return seat.table.placement is not None or seat.latency.attention_offload
+    apart = engine_with(seat.config.engine, seat.table.engine).expert_gpus
+    return seat.table.placement is not None or seat.latency.attention_offload or apart > 0
 
 
 def _has_roles(seat: Seat) -> bool:

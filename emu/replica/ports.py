@@ -192,6 +192,16 @@ class GroupWave(Protocol):
     """The data-parallel group of a replica."""
 
     shares_experts: bool
+    holds_experts: bool
+    """A member that is gone takes experts with it."""
+
+    def spare(self, members: frozenset[int]) -> None:
+        """The others have all experts without these members, and only without these."""
+        ...
+
+    def lacks_experts(self) -> bool:
+        """A member is gone whose experts the others do not have."""
+        ...
 
     def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""

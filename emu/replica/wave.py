@@ -13,8 +13,9 @@ Where members share the experts of a model, every layer ends in an exchange betw
 a member that is early waits there, so each member's attention takes as long as the slowest one's.
 In a dense group nothing ties the members together between two waves.
 
-Nothing polls. A member that crashes or stops serving leaves; the wave then is complete without
-it.
+Nothing polls. A member that crashes or stops serving leaves; the wave of a dense group then is
+complete without it. Where experts are shared, no wave leaves while a member is gone, unless the
+others have copies of its experts (`spare`).
 
 Leaps. A member's scheduler promises equal batches as that of any replica does, but when they start
 depends on all members. So waves leap together: as far as every batch of a wave is certain to be
@@ -334,10 +335,13 @@ class WaveGroup:
         name: str,
         *,
         shares_experts: bool,
+        holds_experts: bool = True,
         padded_tokens_max: int = 0,
         rebalance: Rebalance | None = None,
     ) -> None:
-        """`padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
+        """`holds_experts`: the experts that members share lie on their own GPUs.
+
+        `padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
         self._rebalance = rebalance
         self._left: Ends = array("q", [0])
         """When the last waves left: one, or those that leap now."""
@@ -347,12 +351,16 @@ class WaveGroup:
         self.placement_ns = 0
         self.name = name
         self.shares_experts = shares_experts
+        self.holds_experts = shares_experts and holds_experts
+        """A member that is gone takes experts with it."""
         self.padded_tokens_max = padded_tokens_max
         self.members: list[Member] = []
         self.waves = 0
         self.dummies = 0
         self.entered: dict[int, _Entry] = {}
         """Members of the wave that forms; only this module writes to it."""
+        self._spared: frozenset[int] = frozenset()
+        """Members without which the others have all experts."""
         self._parts: list[Part] = []
         self._last: Part | None = None
         """Members whose waves leap now; `_last` takes passive ones into the next wave."""
@@ -406,6 +414,20 @@ class WaveGroup:
         """A member no longer serves, or lost the batch that it had brought."""
         self.entered.pop(replica_id, None)
         self._leave()
+
+    def spare(self, members: frozenset[int]) -> None:
+        """The others have all experts without these members, and only without these."""
+        self._spared = members
+        if self.entered:
+            self.go_if_complete()
+
+    def lacks_experts(self) -> bool:
+        """A member is gone whose experts the others do not have."""
+        return any(self._is_missed(one) for one in self.members)
+
+    def _is_missed(self, member: Member) -> bool:
+        """It does not serve, and has experts that no other member has."""
+        return not member.serves and self.holds_experts and member.replica_id not in self._spared
 
     # Waves that leap.
     def cut(self) -> None:
@@ -470,7 +492,8 @@ class WaveGroup:
         if not self.entered:
             return False
         for member in self.members:
-            if member.replica_id not in self.entered and member.serves:
+            is_awaited = member.serves or self._is_missed(member)
+            if member.replica_id not in self.entered and is_awaited:
                 return False
         entries = [self.entered[i] for i in sorted(self.entered)]
         self.entered = {}

@@ -172,7 +172,10 @@ def _expert_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
     from emu.latency.experts.routed import make_balance  # few replicas share experts so
 
     ranks, slots = replica.expert_parallel, setting.slots(experts.count)
-    words = f"{experts.count} in {slots} slots on {ranks} ranks, {setting.all2all}"
+    where = "GPUs of their own" if setting.is_apart else "ranks"
+    words = f"{experts.count} in {slots} slots on {ranks} {where}, {setting.all2all}"
+    if setting.is_apart:
+        words += f", {setting.micro_batches} micro-batches"
     if setting.overlap != "none":
         words += f", {setting.overlap}"
     balance = make_balance(replica.latency_context(config), setting)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from emu.config.tables import Count0, NonNegative, Only, OnlyThen, Table, doc
+from emu.config.tables import Count, Count0, NonNegative, Only, OnlyThen, Table, doc
 
 All2all = Literal["auto", "allgather_reducescatter", "deepep", "mnnvl"]
 Overlap = Literal["auto", "none", "two_batch", "single_batch"]
@@ -33,6 +33,8 @@ class RankLossKeys(Table, kw_only=True, frozen=True):
 class ExpertKeys(Table, kw_only=True, frozen=True):
     """Keys for models with experts."""
 
+    only: ClassVar[OnlyThen] = {"micro_batches": Only("expert_gpus")}
+
     all2all: Annotated[
         All2all,
         doc(
@@ -45,6 +47,16 @@ class ExpertKeys(Table, kw_only=True, frozen=True):
             "What hides the exchange: nothing, the other half of the batch (two_batch), or the shared expert and the down product (single_batch); auto = the engine's default."
         ),
     ] = "auto"
+    expert_gpus: Annotated[
+        Count0,
+        doc(
+            "GPUs beside the group that hold and compute its experts (attention apart from experts): expert_parallel of the group is this number; 0 = the members' own GPUs."
+        ),
+    ] = 0
+    micro_batches: Annotated[
+        Count,
+        doc("Parts of a batch that go between attention and experts in turn."),
+    ] = 3
     expert_popularity: Annotated[
         str,
         doc(

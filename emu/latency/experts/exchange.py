@@ -72,6 +72,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     combine_bytes: float
     nvlink_bytes_per_s: float
     nic_bytes_per_s: float
+    is_apart: bool = False
+    """Experts are on other machines than the tokens: nothing stays on a rank or a machine."""
 
     @property
     def nodes(self) -> int:
@@ -116,7 +118,9 @@ class Normal:
         # read, summed and written (what engines call scatter and gather).
         tokens_of_row = destinations(wire.choice, ranks) / wire.choice.per_token
         self.row_bytes = 2.0 * wire.dispatch_bytes + (1.0 + tokens_of_row) * wire.combine_bytes
-        remote = destinations(wire.choice, nodes) * (1.0 - 1.0 / nodes)
+        remote = destinations(wire.choice, nodes)
+        if not wire.is_apart:
+            remote *= 1.0 - 1.0 / nodes
         near = destinations(wire.choice, ranks)
         self._token_s = tuple(
             max(
@@ -143,7 +147,7 @@ class LowLatency:
     def __init__(self, wire: Wire) -> None:
         self._copies = wire.choice.per_token
         self._sizes = (wire.dispatch_bytes, wire.combine_bytes)
-        is_near = wire.nodes == 1
+        is_near = wire.nodes == 1 and not wire.is_apart
         scale = wire.nvlink_bytes_per_s / _H800_NVLINK if is_near else wire.nic_bytes_per_s / _NIC
         ranks = 1 if is_near else wire.ranks  # NVLink carries no less to more ranks
         out, back = (_between(_LOW_LATENCY, ranks, side) for side in (1, 2))

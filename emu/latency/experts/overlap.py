@@ -123,7 +123,7 @@ class OverlappedBackend:
             return self._of_single(tokens, whole_ns)
         if shape.prefill_new:
             return self._of_prompts(tokens, whole_ns)
-        half_ns = self.inner.attention_ns(_half(shape))
+        half_ns = self.inner.attention_ns(part_of(shape, 2))
         return self._of_decodes(tokens, whole_ns, half_ns)
 
     def _others_ns(self, whole_ns: int) -> int:
@@ -203,7 +203,7 @@ class OverlappedBackend:
         tokens, whole = self.inner.tokens_of(shape), self._inner_attention(shape, steps)
         if not self._is_two:
             return whole + self._of_single(tokens, 0)
-        half = self._inner_attention(_half(shape), steps)
+        half = self._inner_attention(part_of(shape, 2), steps)
         fixed_ns, after_ns, factor, least_ns = self._turns(tokens)
         core = (half * factor).astype(np.int64) // self._layers
         turns = fixed_ns + np.maximum(after_ns + core, least_ns)
@@ -227,20 +227,22 @@ class OverlappedBackend:
         return parts
 
 
-def _half(shape: BatchShape) -> BatchShape:
-    """The larger half of a decode batch, with its part of the context."""
+def part_of(shape: BatchShape, parts: int) -> BatchShape:
+    """The largest of so many parts of a decode batch, with its part of the context."""
     count, verify = shape.decode_count, shape.verify
-    half = ceil_div(count, 2)
+    each = ceil_div(count, parts)
     made = BatchShape(
-        decode_count=half,
-        decode_context_sum=ceil_div(shape.decode_context_sum * half, max(1, count)),
+        decode_count=each,
+        decode_context_sum=ceil_div(shape.decode_context_sum * each, max(1, count)),
         decode_context_max=shape.decode_context_max,
         decode_context_min=shape.decode_context_min,
-        sequences=ceil_div(shape.sequences, 2),
+        sequences=ceil_div(shape.sequences, parts),
     )
     if verify is not None:
         made.verify = Verify(
-            ceil_div(verify.count, 2), ceil_div(verify.tokens, 2), ceil_div(verify.context_sum, 2)
+            ceil_div(verify.count, parts),
+            ceil_div(verify.tokens, parts),
+            ceil_div(verify.context_sum, parts),
         )
     return made
 

@@ -59,7 +59,11 @@ class RoutedExperts:
         self._dtype = dtype
         self._slots = setting.slots(experts.count) // context.expert_parallel
         self._ranks = context.expert_parallel
-        self._members = context.expert_parallel // context.tensor_parallel
+        self._members = setting.members or context.expert_parallel // context.tensor_parallel
+        self._sent = 1.0
+        """Tokens that the busier end of the exchange has beside those of a rank of the experts."""
+        if setting.is_apart:
+            self._sent = max(1.0, self._ranks / (self._members * context.tensor_parallel))
         self._experts = experts
         self._hidden = experts.hidden or model.hidden
         self._matrices = 3 if model.gated_mlp else 2
@@ -95,7 +99,8 @@ class RoutedExperts:
             return Times(experts_s, 0.0, 0.0, 0)
         if exchange.row_bytes:
             experts_s += 2 * ops.elementwise_s(rows * skew * exchange.row_bytes / 2)
-        return Times(experts_s, *exchange.times_s(of_rank, skew), exchange.processors)
+        times_s = exchange.times_s(of_rank * self._sent, skew)
+        return Times(experts_s, *times_s, exchange.processors)
 
 
 def make_balance(context: LatencyContext, setting: ExpertSetting) -> Balance | None:
@@ -171,6 +176,7 @@ def make_wire(context: LatencyContext, setting: ExpertSetting, dtype: str, hidde
         choice=choice_of(context, setting),
         ranks=ranks,
         ranks_per_node=ranks if is_one_domain else min(ranks, context.gpus_per_machine),
+        is_apart=setting.is_apart and not is_one_domain,
         dispatch_bytes=token_bytes(hidden, dtype),
         combine_bytes=2.0 * hidden,
         nvlink_bytes_per_s=gbps_to_bytes_per_s(nvlink or pcie),

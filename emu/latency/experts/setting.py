@@ -6,6 +6,7 @@ prices its experts as before: evenly enough, with an all-gather and a reduce-sca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -46,6 +47,16 @@ class ExpertSetting(msgspec.Struct, frozen=True, kw_only=True):
     drift_s: float = 0.0
     overlap_decode_tokens: int = 0
     overlap_prompt_tokens: int = 0
+    micro_batches: int = 0
+    """Parts of a batch that go to experts on GPUs of their own in turn; 0 = experts are on the
+    members' GPUs."""
+    members: int = 0
+    """Of such a group."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Experts are on GPUs beside the group."""
+        return self.micro_batches > 0
 
     @property
     def is_exchange(self) -> bool:
@@ -88,7 +99,7 @@ def expert_setting(
     if not _shares(model, table):
         problem = (
             "needs a data_parallel_group whose expert_parallel exceeds tensor_parallel: experts "
-            "are shared between its replicas"
+            "are shared between its replicas, or lie on expert_gpus beside it"
         )
         wrong(first, problem)
     if table.pipeline_parallel > 1:
@@ -101,12 +112,7 @@ def expert_setting(
         name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
         wrong(name, problem)
-    if all2all == "mnnvl" and ranks > NVLINK_RANKS_MAX:
-        wrong("all2all", f"{ranks} ranks are more than an NVLink domain has ({NVLINK_RANKS_MAX})")
-    if overlap == "two_batch" and all2all != "deepep":
-        wrong("overlap", 'two batches need all2all = "deepep"')
-    if overlap == "single_batch" and all2all == "allgather_reducescatter":
-        wrong("overlap", 'a single batch needs all2all = "deepep" or "mnnvl"')
+    _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
         all2all=all2all,
         overlap=overlap,
@@ -116,7 +122,34 @@ def expert_setting(
         drift_s=keys.expert_drift_s,
         overlap_decode_tokens=defaults.overlap_decode_tokens,
         overlap_prompt_tokens=defaults.overlap_prompt_tokens,
+        micro_batches=keys.micro_batches if keys.expert_gpus else 0,
+        members=table.count if keys.expert_gpus else 0,
     )
+
+
+def _check_exchange(
+    keys: ExpertKeys,
+    table: ReplicaTable,
+    all2all: str,
+    overlap: str,
+    wrong: Callable[[str, str], NoReturn],
+) -> None:
+    """How tokens reach experts, and what hides that, go together."""
+    gpus = table.expert_parallel
+    if keys.expert_gpus:
+        if gpus != keys.expert_gpus:
+            wrong("expert_gpus", f"{keys.expert_gpus}, but expert_parallel of the group is {gpus}")
+        if all2all == "allgather_reducescatter":
+            wrong("expert_gpus", 'needs all2all = "deepep" or "mnnvl"')
+        if overlap != "none":
+            wrong("overlap", "micro-batches hide the exchange where experts have GPUs of their own")
+        gpus += table.count * table.tensor_parallel
+    if all2all == "mnnvl" and gpus > NVLINK_RANKS_MAX:
+        wrong("all2all", f"{gpus} GPUs are more than an NVLink domain has ({NVLINK_RANKS_MAX})")
+    if overlap == "two_batch" and all2all != "deepep":
+        wrong("overlap", 'two batches need all2all = "deepep"')
+    if overlap == "single_batch" and all2all == "allgather_reducescatter":
+        wrong("overlap", 'a single batch needs all2all = "deepep" or "mnnvl"')
 
 
 def _of(keys: ExpertKeys, name: str) -> object:

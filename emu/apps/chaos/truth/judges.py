@@ -19,6 +19,7 @@ from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
+from emu.apps.chaos.truth.ranks import Ranks
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
 from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
 from emu.apps.chaos.truth.routes import Routes
@@ -58,6 +59,7 @@ def truth_of(
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()
+    Ranks(tape).judge()
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()

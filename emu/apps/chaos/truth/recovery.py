@@ -26,7 +26,13 @@ def judge_returns(tape: Tape) -> None:
         if record["kind"] in ("gpu_crash", "node_crash")
     }
     waits = lasting | ({to_ns(table.restart_s)} if table.replace else set())
+    group_of = {seat.replica: seat.group for seat in tape.seats if seat.experts is not None}
     for replica, changes in tape.states.items():
+        group = group_of.get(replica)
+        if group is not None:  # it starts again as a whole: with its last member, or at once
+            fellows = [one for one, name in group_of.items() if name == group and one != replica]
+            ends |= {at for one in fellows for at in _returns(tape, one)}
+            waits |= {to_ns(table.restart_s)}
         for (since_ns, state), (until_ns, after) in pairwise(changes):
             if state != "failed":
                 continue
@@ -43,6 +49,12 @@ def judge_returns(tape: Tape) -> None:
             tape.count("return")
             if late_ns < tape.end_ns and not downed:
                 tape.say(f"T6: replica {replica} was to be back at {late_ns} ns")
+
+
+def _returns(tape: Tape, replica: int) -> list[int]:
+    """When it ceased to be down."""
+    changes = pairwise(tape.states.get(replica, ()))
+    return [until_ns for (_, state), (until_ns, _) in changes if state == "failed"]
 
 
 def judge_loads(tape: Tape) -> None:

@@ -24,6 +24,22 @@ class FrontEnd(msgspec.Struct, frozen=True):
     """From the end of a step to the client, besides."""
 
 
+class Experts(msgspec.Struct, frozen=True):
+    """How a group shares its experts."""
+
+    ranks: int
+    slots: int
+    """Of a layer on each rank."""
+    redundant: int
+    """Slots of a layer beyond its experts, on all ranks."""
+    expert_bytes: int
+    """One expert of every layer; 0 = not restated."""
+    placed: tuple[tuple[frozenset[int], ...], ...]
+    """Experts of each rank, by layer, as they lie when the run begins."""
+    bytes_per_s: tuple[tuple[str, float], ...]
+    """At which a GPU reads experts, by where from."""
+
+
 class Seat(msgspec.Struct, frozen=True):
     """One replica, as it was placed."""
 
@@ -59,6 +75,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its `[scheduler]` table."""
     group: str
     """Its data-parallel group, or none."""
+    experts: Experts | None
+    """What it shares with its group."""
     served: str
     """The name of its model."""
     is_plain: bool
@@ -105,6 +123,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             latency=replica.latency,
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
+            experts=_experts(replica, plan),
             served=replica.served,
             is_plain=not replica.latency_context(plan.config).parts
             and replica.model.tower is None
@@ -119,6 +138,39 @@ def seats_of(plan: Plan) -> list[Seat]:
         )
         for replica in plan.replicas
     ]
+
+
+def _experts(replica: ReplicaPlan, plan: Plan) -> Experts | None:
+    """Where experts lie is taken as it is: `tests/latency/experts` judges how they are placed."""
+    model, ranks = replica.model, replica.expert_parallel
+    if not replica.data_parallel_group or model.experts is None or ranks <= 1:
+        return None
+    setting, count = replica.experts, model.experts.count
+    if setting is not None and setting.is_apart:
+        return None
+    redundant = 0 if setting is None else setting.redundant
+    slots = (count + redundant) // ranks
+    placed: list[list[list[int]]] = []
+    if setting is not None and plan.config.recovery.ep_fault == "mask":
+        from emu.latency.experts.routed import make_balance
+
+        balance = make_balance(replica.latency_context(plan.config), setting)
+        in_order = [list(range(rank * slots, (rank + 1) * slots)) for rank in range(ranks)]
+        placed = [in_order] if balance is None else [list(map(list, one)) for one in balance.placed]
+    width = 0 if model.expert_dtype or model.linear_dtype else _width(replica)
+    matrices = 3 if model.gated_mlp else 2
+    moe_layers = sum(model.is_moe_layer(index) for index in range(model.layers))
+    node = [n for n in plan.config.nodes for _ in range(n.count)][replica.machine]
+    pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+    gbps = {"host": pcie, "peer": node.nic_gbps, "disk": node.ssd_gbps}
+    return Experts(
+        ranks=ranks,
+        slots=slots,
+        redundant=redundant,
+        expert_bytes=width * moe_layers * matrices * model.hidden * model.experts.ffn,
+        placed=tuple(tuple(map(frozenset, layer)) for layer in placed),
+        bytes_per_s=tuple((where, rate * 1e9 / 8) for where, rate in gbps.items()),
+    )
 
 
 def _front(replica: ReplicaPlan) -> FrontEnd | None:

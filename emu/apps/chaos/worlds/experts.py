@@ -45,12 +45,30 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
             "ep_agree_s": float(pick(rng, (0.0, 0.05))),
             "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
         }
-    if members == 8 and chance(rng, 0.4):
+    _apart(seed, tables)
+    if members == 8 and chance(rng, 0.4) and "expert_gpus" not in tables["engine"]:
         _draft(rng, tables)
     elif chance(rng, 0.2):  # states beside attention
         tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
         tables["nodes"][0]["gpu"] = "GB200"
     return tables, _lines(rng), _faults(rng, members)
+
+
+def _apart(seed: int, tables: Tables) -> None:
+    """Some groups have their experts on GPUs of their own, and nothing to mask."""
+    rng = rng_stream(seed, "chaos experts apart")
+    if not chance(rng, 0.15):
+        return
+    gpus = int(pick(rng, (2, 4, 16)))
+    tables["engine"] |= {
+        "expert_gpus": gpus,
+        "micro_batches": int(pick(rng, (1, 2, 3, 5))),
+        "overlap": "none",
+        "all2all": pick(rng, ("deepep", "mnnvl")),
+        "redundant_experts": int(pick(rng, (0, 16))),
+    }
+    tables["replicas"][0]["expert_parallel"] = gpus
+    tables["recovery"] = {}
 
 
 def _draft(rng: Rng, tables: Tables) -> None:
