@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.first_sizes import FirstSize
     from emu.latency.moe_gate import Routing
 
 
@@ -43,6 +42,20 @@ class AttentionRun(Protocol):
     def __call__(self, shape: BatchShape, steps: int, /) -> NDArray[np.int64]:
         """What attention takes in each step, ns."""
         ...
+
+
+class FirstSize(NamedTuple):
+    """A set of tiles that is compiled when a step first has so many tokens."""
+
+    least: int
+    """Tokens of a step from which it is needed."""
+    most: int
+    """Tokens up to which it is; 0 = no limit."""
+    stall_ns: int
+
+    def is_met(self, tokens: int) -> bool:
+        """Whether a step of so many tokens needs it."""
+        return self.least <= tokens and (not self.most or tokens <= self.most)
 
 
 class Abilities(NamedTuple):

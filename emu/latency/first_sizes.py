@@ -13,9 +13,10 @@ to 2.0 s, some 7 s together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from emu.catalogue import sizes
+from emu.latency.abilities import FirstSize
 from emu.latency.context import LatencyContext
 
 TUNED: Final = (512, 1024, 1536, 2048, 3072, 4096)
@@ -24,19 +25,6 @@ _COMPILED: Final = ("float16", "bfloat16", "fp8", "fp8_block", "int8")
 """Types of experts whose kernels are Triton's."""
 _OTHERS: Final = "blackwell"
 """Architectures with this in their name run experts in kernels that come compiled."""
-
-
-class FirstSize(NamedTuple):
-    """A set of tiles that is compiled when a step first has so many tokens."""
-
-    least: int
-    most: int
-    """0 = no limit."""
-    stall_ns: int
-
-    def is_met(self, tokens: int) -> bool:
-        """Whether a step of so many tokens needs it."""
-        return self.least <= tokens and (not self.most or tokens <= self.most)
 
 
 def first_sizes(context: LatencyContext, captured_tokens: int) -> tuple[FirstSize, ...]:

@@ -20,7 +20,7 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.sampling import resolve_sampling
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
-    from emu.latency.first_sizes import FirstSize
+    from emu.latency.abilities import FirstSize
     from emu.latency.moe_gate import Gate
     from emu.latency.roofline import RooflineBackend
 

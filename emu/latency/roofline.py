@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from emu.latency.abilities import FirstSize
     from emu.latency.experts.parts import LayerParts
     from emu.latency.experts.routed import RoutedExperts
-    from emu.latency.first_sizes import FirstSize
     from emu.latency.moe_gate import Gate, Routing
 
 

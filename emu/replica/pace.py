@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import sub
 from typing import TYPE_CHECKING, final
 
-from emu.latency.abilities import AttentionRun, DecodeEnds, LinesOf, abilities_of
+from emu.latency.abilities import AttentionRun, DecodeEnds, FirstSize, LinesOf, abilities_of
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.ends import Ends, packed
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.first_sizes import FirstSize
     from emu.latency.jitter import Jitter
     from emu.latency.moe_gate import Routing
 

@@ -10,8 +10,7 @@ import pytest
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
-from emu.latency.abilities import abilities_of
-from emu.latency.first_sizes import FirstSize
+from emu.latency.abilities import FirstSize, abilities_of
 from tests.cluster.helpers import rows_of, run_config, workload
 
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
