@@ -49,10 +49,10 @@ test-machines: $(STAMP)  ## the tests of replica, migration, faults, kv, kernel,
 	@$(PY) -m pytest -n 2 --dist worksteal $(addprefix tests/,$(MACHINES))
 
 test: test-machines  ## install and pass the tests
-	@$(PY) -m pytest -n 2 --dist worksteal $(foreach part,$(MACHINES),--ignore tests/$(part))
+	@$(PY) -m pytest -n 2 --dist worksteal --times --durations 40 --durations-min 2 $(foreach part,$(MACHINES),--ignore tests/$(part))
 
 test-times: $(STAMP)  ## the whole suite, and its time by folder
-	@$(PY) -m pytest -n 2 --dist worksteal --times
+	@$(PY) -m pytest -n 2 --dist worksteal --times --durations 100 --durations-min 1
 
 test-fast: $(STAMP)  ## tests without the slow ones
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
@@ -136,10 +136,12 @@ planted: $(STAMP)  ## planted bugs that unit tests of replicas, migration and fa
 planted-worlds: $(STAMP)  ## sixty planted bugs of timing, policy, sizes and figures that the campaign, or unit tests, must catch
 	@$(PY) -m tests.planted --campaign 300
 
-mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 120 more that operators make (goes on where it was)
+ENGINE := $(MACHINES) network latency autoscale cluster workload policy engines features
+mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 400 more that operators make (goes on where it was)
 	@$(PY) -m tests.chaos.mutants --seeds 1000
-	@$(PY) -m tests.chaos.made_mutants --check
-	@$(PY) -m tests.chaos.made_mutants --count 120
+	@$(PY) -m tests.reached worlds build/reached-worlds.json
+	@$(PY) -m tests.reached tests build/reached-tests.json $(addprefix tests/,$(ENGINE))
+	@$(PY) -m tests.chaos.made_mutants --count 400
 
 docs: $(STAMP)  ## regenerate the generated pages
 	@$(PY) -m emu.cli.docs

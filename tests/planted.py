@@ -1,23 +1,22 @@
 """Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
 
     python -m tests.planted [--only NAME | --only faults/]
-    python -m tests.planted --campaign 300 [--jobs 2] [--only NAME] [--results FILE] [--list reader]
+    python -m tests.planted --campaign 300 [--only NAME] [--results FILE] [--list reader] [--reached FILE]
 
 Each is one change of one file of a copy of the program; then the unit tests of its package run
 against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, of
-`tests/planted_by_reader.py`: random worlds run on each
-until one fails, and if none does, the unit tests of the package that has the bug. What has been
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader` and
+`--list apart`, of `tests/planted_by_reader.py` and `tests/planted_apart.py`: random worlds run on
+each until one fails, and if none does, the unit tests of the package that has the bug. What has been
 judged stands in the results and is not run again, so that a run that was cut short goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
 import os
 import resource
@@ -25,15 +24,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.patched import found_by
+from tests.patched import Patched
+from tests.planted_apart import APART
 from tests.planted_by_reader import READER
 from tests.planted_worlds import BUGS, Bug
+from tests.reached import Record, read_record
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS: dict[str, tuple[Bug, ...]] = {"worlds": BUGS, "reader": READER}
+LISTS: dict[str, tuple[Bug, ...]] = {"worlds": BUGS, "reader": READER, "apart": APART}
 LIMIT_S = 10.0
 HANG_S = 120
 """CPU time after which tests are ended; the bug then counts as missed."""
@@ -824,36 +826,61 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
-def run_worlds(bug: Bug, seeds: int) -> tuple[str, str, str]:
-    """(name, what the campaign found, what unit tests found); empty = nothing."""
+def run_worlds(
+    bug: Bug, seeds: Sequence[str], patched: Patched, *, alone: bool = False
+) -> tuple[str, str, str]:
+    """(name, what the campaign found, what unit tests found); empty = nothing. `alone`: no tests."""
     name, file, old, new = bug
     text = (ROOT / "emu" / file).read_text()
     if text.count(old) != 1:
         return name, f"ERROR: text found {text.count(old)} times", ""
     place, bad = f"emu/{file}", text.replace(old, new).encode()
-    found = found_by(place, bad, "campaign", str(seeds))
+    found = patched.found_by(place, bad, "campaign", seeds) if seeds else ""
     tests = f"tests/{file.partition('/')[0]}"
-    if found or not (ROOT / tests).is_dir():
+    if found or alone or not (ROOT / tests).is_dir():
         return name, found, ""
-    return name, "", found_by(place, bad, "tests", tests)
+    return name, "", patched.found_by(place, bad, "tests", ["-m", "not slow", tests])
 
 
-def campaign(bugs: tuple[Bug, ...], seeds: int, jobs: int, only: str, results: Path | None) -> int:
+def seeds_of(bug: Bug, seeds: int, record: Record | None) -> list[str]:
+    """Of so many seeds those that can see the bug: all, or with a record those that run its lines."""
+    if record is None:
+        return [str(seed) for seed in range(seeds)]
+    _, file, old, _ = bug
+    before, _, _ = (ROOT / "emu" / file).read_text().partition(old)
+    first = before.count("\n") + 1
+    units = {
+        unit.name: unit
+        for line in range(first, first + max(1, old.count("\n")))
+        for unit in record.reaching(f"emu/{file}", line)
+    }
+    wanted = [unit for unit in units.values() if int(unit.name) < seeds]
+    return [unit.name for unit in sorted(wanted, key=lambda unit: unit.took_s)]
+
+
+def campaign(
+    bugs: tuple[Bug, ...],
+    seeds: int,
+    only: str,
+    results: Path | None,
+    record: Record | None,
+    *,
+    alone: bool,
+) -> int:
     """Plant each bug; prints what found it."""
     wanted = [bug for bug in bugs if only in bug[0] or bug[1].startswith(only)]
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
     known = {name: (name, found, failed) for name, found, failed in map(json.loads, lines)}
-
-    def judged(bug: Bug) -> tuple[str, str, str]:
-        result = known.get(bug[0]) or run_worlds(bug, seeds)
-        if results is not None and bug[0] not in known:
-            with results.open("a") as file:
-                file.write(json.dumps(result) + "\n")
-        return result
-
     by_worlds = by_any = 0
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for name, found, failed in pool.map(judged, wanted):
+    with Patched() as patched:
+        for bug in wanted:
+            result = known.get(bug[0])
+            if result is None:
+                result = run_worlds(bug, seeds_of(bug, seeds, record), patched, alone=alone)
+                if results is not None:
+                    with results.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+            name, found, failed = result
             is_error = found.startswith("ERROR: text")
             by_worlds += bool(found) and not is_error
             by_any += bool(found or failed) and not is_error
@@ -867,13 +894,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="")
     parser.add_argument("--campaign", type=int, default=0, metavar="SEEDS")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--results", type=Path, help="of --campaign")
+    parser.add_argument(
+        "--reached",
+        type=Path,
+        help="of --campaign: run only seeds that reach a bug (tests.reached)",
+    )
     parser.add_argument("--list", choices=sorted(LISTS), default="worlds", help="of --campaign")
+    parser.add_argument("--campaign-only", action="store_true", help="no unit tests after it")
     arguments = parser.parse_args()
     if arguments.campaign:
         bugs, only = LISTS[arguments.list], arguments.only
-        return campaign(bugs, arguments.campaign, arguments.jobs, only, arguments.results)
+        record = None if arguments.reached is None else read_record(arguments.reached)
+        results, alone = arguments.results, arguments.campaign_only
+        return campaign(bugs, arguments.campaign, only, results, record, alone=alone)
     wanted = [
         planted
         for planted in PLANTED

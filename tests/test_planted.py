@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos.mutants import MUTANTS
 from tests.planted import PARTS, PLANTED, TESTS
+from tests.planted_apart import APART
 from tests.planted_by_reader import READER
 from tests.planted_worlds import BUGS
 
@@ -19,6 +20,7 @@ CHANGES = [
     *((one.name, one.file.removeprefix("emu/"), one.old, one.new) for one in MUTANTS),
     *BUGS,
     *READER,
+    *APART,
 ]
 
 

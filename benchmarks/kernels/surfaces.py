@@ -49,7 +49,7 @@ _OWN_VERSIONS: Final = {
     ("vllm", "comm"): ("0.19.0", "0.24.0", "0.22.0", "0.14.0"),
     ("sglang", "moe"): ("0.5.10", "0.5.14"),
     ("sglang", "comm"): ("0.5.9", "0.5.10", "0.5.14"),
-    ("trtllm", "comm"): ("1.2.0rc5", "1.3.0rc10", "1.3.0rc20", "1.0.0"),
+    ("trtllm", "comm"): ("1.3.0rc10", "1.3.0rc20", "1.2.0rc5", "1.0.0"),
 }
 """Where versions differ: those nearest to the engines that emu models come first."""
 ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
@@ -100,12 +100,13 @@ of vLLM 0.19 servers do not jump: MiniMax-M2.5 with TP 2 chose SGLang's table (e
 _MARLIN: Final = "0.24.0"
 """Version whose table of 4-bit experts a server agrees with: that of 0.19 is twice as slow as
 vLLM 0.18 with gpt-oss on Hopper."""
+_BEFORE_GENERATED: Final = "1.1"
+"""The last release of TensorRT-LLM whose block-scaled experts on Blackwell are DeepGEMM's."""
 _EAGER: Final = (
     "products-fp8",
     "products-nvfp4",
     "decodes-bfloat16",
     "decodes-fp8",
-    "all-reduce",
 )
 """Families of TensorRT-LLM whose tables hold a launch from the host in each call (8 us and more),
 which a server's captured graphs do not have."""
@@ -385,6 +386,10 @@ def surfaces_of(gpu_name: str, engine: str) -> SurfaceFile | None:
             versions[family] = version
     if engine == "trtllm":
         found = {name: one for name, one in found.items() if name not in _EAGER}
+        blocks = _generated_experts(system)
+        if blocks is not None:
+            found |= dict(experts(blocks[0], ops))
+            versions[f"moe of fp8_block by {_LENDER}"] = blocks[1]
     if engine == "vllm":
         _borrow(system, gpu, ops, found, versions)
     if is_tiled:
@@ -402,6 +407,36 @@ def _read_experts(system: str, engine: str, version: str) -> Any:
     import pandas as pd
 
     return pd.read_parquet(data_folder() / system / "moe" / engine / version / "moe_perf.parquet")
+
+
+def _generated_experts(system: str) -> tuple[Any, str] | None:
+    """TensorRT-LLM's generated kernels of block-scaled experts, as SGLang calls them, and whose
+    version's table it is.
+
+    TensorRT-LLM's own table on Blackwell holds DeepGEMM's, which its servers took up to 1.1.
+    """
+    table, version = _table(system, "moe", _LENDER, "moe_perf")
+    if table is None:
+        return None
+    is_generated = table.kernel_source.str.contains("flashinfer_trtllm")
+    table = table[is_generated & (table.moe_dtype == "fp8_block")]
+    return None if table.empty else (table, version)
+
+
+def deepgemm_surfaces(gpu_name: str) -> SurfaceFile | None:
+    """Block-scaled experts of TensorRT-LLM up to 1.1 on Blackwell; None elsewhere."""
+    gpu, system = lookup_gpu(gpu_name), SYSTEMS[gpu_name]
+    table, version = _table(system, "moe", "trtllm", "moe_perf")
+    if table is None or _generated_experts(system) is None:
+        return None
+    table = table[(table.moe_dtype == "fp8_block") & (table.kernel_source == "deepgemm")]
+    if table.empty:
+        return None
+    found = dict(experts(table, Ops(gpu, kernels_of(gpu), 2)))
+    origin = f"aiconfigurator-core 0.12.0 (Apache-2.0), {system}, trtllm: moe {version}"
+    engine = ENGINES["trtllm"]
+    base = f"{gpu.name}.{engine}"
+    return SurfaceFile(origin=origin, gpu=gpu.name, engine=engine, surfaces=found, base=base)
 
 
 def older_surfaces(gpu_name: str) -> SurfaceFile | None:
@@ -435,3 +470,7 @@ def write_surfaces(gpus: Sequence[str], folder: Path = FOLDER) -> None:
         older = older_surfaces(gpu)
         if older is not None:
             _write(folder / f"{lookup_gpu(gpu).name}.{_LENDER}-{_BEFORE_SWAPPED}.json", older)
+        older = deepgemm_surfaces(gpu)
+        if older is not None:
+            name = f"{lookup_gpu(gpu).name}.{ENGINES['trtllm']}-{_BEFORE_GENERATED}.json"
+            _write(folder / name, older)

@@ -24,7 +24,7 @@ from emu.config.schema import SchedulerTable, SglangTable
 from emu.engines.bundle import Engine, Server
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
-from emu.latency.engine import EngineModel
+from emu.latency.engine import CALL_NS, EXPERTS_NS, LATENT_NS, EngineModel
 from emu.units import MIB
 
 _MIB_PER_GIB: Final = 1024
@@ -213,6 +213,10 @@ _V0_5_9: Final = EngineModel(
     name="sglang-0.5.9",
     graph_sizes="sglang",
     prompt_graphs=False,
+    compiled=False,
+    eager_call_ns=CALL_NS,
+    eager_latent_ns=LATENT_NS,
+    eager_experts_ns=EXPERTS_NS,
     sampler="triton",
     step_ns=115_000,
     host_step_ns=1_000_000,

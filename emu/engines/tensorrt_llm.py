@@ -23,12 +23,16 @@ from emu.config.schema import SchedulerTable, TensorrtLlmTable
 from emu.engines.bundle import Engine, Server
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of, with_static_inputs
-from emu.latency.engine import EngineModel
+from emu.latency.engine import CALL_NS, EXPERTS_NS, LATENT_NS, EngineModel
 from emu.units import MIB, ceil_div
 
 _FUSED_BYTES_MAX: Final = 8 << 20
 """The largest all-reduce that is one kernel with residual and norm behind it."""
 _FUSING: Final = ("hopper", "blackwell")
+_OLD_KERNELS: Final = "1.1"
+_BEFORE_GENERATED: Final = ("1.0", "1.1")
+"""Versions whose servers compute block-scaled experts on Blackwell with DeepGEMM, and not with
+TensorRT-LLM's generated kernels (`moe_config.backend`, AUTO since 1.2)."""
 
 
 class TensorrtLlmMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +71,12 @@ class TensorrtLlmMemory(msgspec.Struct, frozen=True, kw_only=True):
 class TensorrtLlmKernels(msgspec.Struct, frozen=True, kw_only=True):
     """TensorRT-LLM's kernels: the formulas of vLLM's with its own measured surfaces."""
 
+    release: str = ""
+    """A version before the newest kernels that were measured; empty = with those."""
+
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
-        return with_static_inputs(kernels_of(gpu, "tensorrt-llm"))
+        return with_static_inputs(kernels_of(gpu, "tensorrt-llm", self.release))
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
         """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
@@ -87,7 +94,8 @@ def tensorrt_llm_memory(model: EngineModel) -> TensorrtLlmMemory:
 
 def tensorrt_llm_kernels(model: EngineModel) -> TensorrtLlmKernels:
     """The kernels, which have no switches."""
-    return TensorrtLlmKernels()
+    is_old = model.name.removeprefix("tensorrt-llm-") in _BEFORE_GENERATED
+    return TensorrtLlmKernels(release=_OLD_KERNELS if is_old else "")
 
 
 def tensorrt_llm_on(
@@ -138,9 +146,13 @@ _V1_2: Final = EngineModel(
     name="tensorrt-llm-1.2",
     graph_sizes="tensorrt-llm",
     prompt_graphs=False,
+    compiled=False,
+    eager_call_ns=CALL_NS,
+    eager_latent_ns=LATENT_NS,
+    eager_experts_ns=EXPERTS_NS,
     sampler="triton",
     fused_all_reduce=True,
-    step_ns=265_000,  # 115 us as everywhere, and 150 us between the layers and the sampler
+    step_ns=115_000,
     host_step_ns=600_000,
     host_sequence_ns=20_000,
     host_prompt_ns=100_000,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from emu.catalogue.model import ModelSpec
+from emu.latency.engine import EngineModel
 
 _ROUTER_OPERATIONS: Final = {"phimoe": 24}
 """By model type: routers that are written in tensor operations (two rounds of max, mask, softmax
@@ -25,14 +26,26 @@ class EagerCalls(NamedTuple):
 
     modules: int
     operations: int
+    latent: int = 0
+    """Layers with latent attention."""
+    mixtures: int = 0
+    """Layers whose experts are several calls."""
 
-    def host_ns(self, call_ns: int, launch_ns: int) -> int:
-        """Host time at so much for a module and for a plain operation."""
-        return self.modules * call_ns + self.operations * launch_ns
+    def host_ns(self, model: EngineModel) -> int:
+        """Host time of an engine."""
+        return (
+            self.modules * model.eager_call_ns
+            + self.operations * model.launch_ns
+            + self.latent * model.eager_latent_ns
+            + self.mixtures * model.eager_experts_ns
+        )
 
 
-def eager_calls(spec: ModelSpec, tp: int) -> EagerCalls:
-    """Calls of all layers of a model on one of `tp` ranks."""
+def eager_calls(spec: ModelSpec, tp: int, *, one_call: bool = False) -> EagerCalls:
+    """Calls of all layers of a model on one of `tp` ranks.
+
+    `one_call`: routing and experts of a layer are one kernel.
+    """
     attention, plain = _attention_calls(spec)
     modules = spec.layers * (attention + spec.norms_per_layer)
     operations = spec.layers * plain
@@ -44,14 +57,17 @@ def eager_calls(spec: ModelSpec, tp: int) -> EagerCalls:
     modules += (spec.layers - mixtures) * _MLP_MODULES
     if spec.experts is not None:
         router = _ROUTER_OPERATIONS.get(spec.model_type, 1)
-        modules += mixtures * 2  # gate, fused experts
+        modules += mixtures * (_ONE_CALL_MODULES if one_call else 2)  # gate, fused experts
         operations += mixtures * (router + _EXPERT_OPERATIONS)
         if spec.experts.shared_ffn:
             modules += mixtures * _MLP_MODULES
             operations += mixtures
-    return EagerCalls(modules, operations)
+    latent = spec.layers if spec.latent is not None else 0
+    return EagerCalls(modules, operations, latent, 0 if one_call else mixtures)
 
 
+_ONE_CALL_MODULES: Final = 6
+"""Gate, its cast, quantization of the input, routing with experts, scaling, sum."""
 _MLP_MODULES: Final = 3
 """First product (or both in one), activation, second product."""
 

@@ -23,6 +23,11 @@ import msgspec
 REFERENCE_GBYTES_PER_S: Final = 3350.0
 """Memory bandwidth (H100 SXM) at which the sampler's constants are stated."""
 
+CALL_NS: Final = 45_000
+LATENT_NS: Final = 1_400_000
+EXPERTS_NS: Final = 1_200_000
+"""Calls of layers that are not compiled (SGLang, TensorRT-LLM): a module, and what is more for a
+layer of latent attention and one of experts (docs/lab/fidelity-details.md)."""
 
 GraphSizes = Literal["vllm", "sglang", "tensorrt-llm", "tensorrt-llm-1.3"]
 
@@ -43,6 +48,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kernel by kernel (TensorRT-LLM)."""
     prompt_graphs: bool = True
     """Steps with prompts run as captured pieces too; False: the host launches their kernels."""
+    compiled: bool = True
+    """Layers are compiled, so that the host launches the kernels of what is not captured; False: it
+    calls each module of each layer from Python, as eagerly."""
     enforce_eager: bool = False
     """Nothing is compiled or captured: the host calls every kernel of every step
     (`--enforce-eager`; `latency.enforce_eager`)."""
@@ -75,8 +83,14 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One kernel launched by the host in an eager step."""
     layer_launches: int = 10
     eager_call_ns: int = 80_000
-    """`enforce_eager`: one module of a layer called from Python. Of published times of a token,
-    20 to 23 ms where graphs took 5 to 13 (vllm-omni issue 7960: 24 and 28 dense layers, A800)."""
+    """`enforce_eager` or not `compiled`: one module of a layer called from Python. Of published
+    times of a token, 20 to 23 ms where graphs took 5 to 13 (vllm-omni issue 7960: 24 and 28 dense
+    layers, A800)."""
+    eager_latent_ns: int = 0
+    """More for a layer with latent attention: several products, with copies between them."""
+    eager_experts_ns: int = 0
+    """More for a layer of experts where routing, alignment, quantization, two grouped products, the
+    activation and the sum are calls of their own (all GPUs but Blackwell)."""
     # Sampler.
     sampler_ns: int = 100_000
     """Top-p: kernels of any batch."""

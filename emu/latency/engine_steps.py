@@ -12,6 +12,7 @@ from emu.latency.base import BatchShape
 from emu.latency.engine import EngineModel, is_captured, padded, padded_prompts
 from emu.latency.host_costs import HostCosts
 from emu.latency.sampling import SamplerCost, Sampling
+from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.latency.eager import EagerCalls
@@ -56,14 +57,21 @@ class EngineSteps:
         self._overlapped = overlapped
         self._launches_ns = layers * model.layer_launches * model.launch_ns
         if eager is not None:
-            self._launches_ns = eager.host_ns(model.eager_call_ns, model.launch_ns)
+            self._launches_ns = eager.host_ns(model)
 
-    def tokens(self, tokens: int, *, has_prompts: bool = False) -> int:
-        """The count at which the token-wise layers of a batch run."""
+    def tokens(self, tokens: int, *, has_prompts: bool = False, verifying: int = 0) -> int:
+        """The count at which the token-wise layers of a batch run.
+
+        `verifying`: the batch verifies drafts of so many sequences. SGLang and TensorRT-LLM capture
+        graphs of so many sequences, each with all of its drafts.
+        """
         if has_prompts and self._sizes == "sglang":
             return padded_prompts(tokens, self._prompt_limit)
         if not self._pads or (has_prompts and not self._prompt_limit):
             return tokens
+        if verifying and self._sizes != "vllm":
+            each = ceil_div(tokens, verifying)
+            return each * padded(verifying, self.graph_limit, self._sizes)
         return padded(tokens, self.graph_limit, self._sizes)
 
     def host_costs(self) -> HostCosts:
@@ -93,7 +101,10 @@ class EngineSteps:
         """
         tokens = shape.decode_count + sum(shape.prefill_new)
         if shape.verify is not None:
-            tokens += shape.verify.tokens
+            if self._sizes == "vllm" or shape.prefill_new:
+                tokens += shape.verify.tokens
+            else:
+                tokens += shape.verify.count
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
         return self.bounds_ns(tokens, shape.sequences, len(shape.prefill_new))

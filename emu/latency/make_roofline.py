@@ -31,10 +31,14 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     if model is None:
         return None
     eager = None
-    if model.enforce_eager:
-        from emu.latency.eager import eager_calls  # few servers run so
+    if model.enforce_eager or not model.compiled:
+        from emu.latency.eager import eager_calls  # no server of vLLM's runs so by default
 
-        eager = eager_calls(context.model, context.tensor_parallel)
+        eager = eager_calls(
+            context.model,
+            context.tensor_parallel,
+            one_call=context.gpu.architecture == "blackwell",
+        )
     return EngineSteps(
         model,
         resolve_sampling(table.sampling, table.penalties, context.model.name),

@@ -231,7 +231,12 @@ class RooflineBackend:
         """Tokens that all products of an iteration are computed for."""
         tokens = max(1, shape.new_tokens, shape.padded_tokens)
         if self.engine is not None:
-            tokens = self.engine.tokens(tokens, has_prompts=bool(shape.prefill_new))
+            verify = shape.verify
+            tokens = self.engine.tokens(
+                tokens,
+                has_prompts=bool(shape.prefill_new),
+                verifying=0 if verify is None else shape.decode_count + verify.count,
+            )
         step = self.round_tokens_to
         return ceil_div(tokens, step) * step if step > 1 else tokens
 

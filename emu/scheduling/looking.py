@@ -42,12 +42,14 @@ class LookingScheduler(Scheduler):
         )
         self._queue = ledger.queue
         self._ahead = ahead
+        self._looks_late = ahead
+        """A request that comes is not in the queue at once."""
         self._unseen = Unseen()
-        """Requests that the engine has not looked at yet (`ahead`)."""
+        """Requests that the engine has not looked at yet (`_looks_late`)."""
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request is here; ahead, the batch after the next one can have it."""
-        if not self._ahead:
+        if not self._looks_late:
             self.ledger.enqueue(request, now_ns)
             return
         if request.queued_ns < 0:

@@ -1,13 +1,18 @@
 """Mutants made by operators over the whole engine: where the next planted bug would go unseen.
 
-    python -m tests.chaos.made_mutants --count 120 --seed 1 --results build/mutants.jsonl
+    python -m tests.reached worlds build/reached-worlds.json
+    python -m tests.reached tests build/reached-tests.json tests/kernel tests/replica ...
+    python -m tests.chaos.made_mutants --count 400 --results build/mutants.jsonl
 
 Each is one change of one place of the program's tree: another arithmetic operator, a comparison
 that includes its bound or not, a figure that is off by one, a call that is dropped, branches that
-are swapped, a time in another unit. The places are drawn by the seed, evenly over the operators.
-The campaign runs on the changed program (`tests/patched.py`) until a seed fails, then the unit
-tests of the package do; both are counted apart. What has been judged stands in the results and is
-not run again, so that a run that was cut short goes on. `--list` prints the places only.
+are swapped, a time in another unit. They are drawn over all places, by a hash of seed, file,
+function and change, so that the draw is the same while other code changes. The tests that enter the
+block of the change run until one fails, those of its own package first; then the worlds of the
+campaign that enter it, the cheapest first, each within a bound of CPU time. What has been judged
+stands in the results and is not run again, so that a run that was cut short goes on. Survivors
+stand in `survivors.txt` beside this file, those that change nothing with the reason; with
+`--survivors` another one is an error. `--list` prints the places only.
 """
 
 from __future__ import annotations
@@ -15,23 +20,28 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from emu.rng import rng_stream
-from tests.patched import found_by
+from tests.patched import Patched
+from tests.reached import Record, Unit, read_record
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = (
     *("kernel", "network", "kv", "routing", "latency", "scheduling", "replica", "migration"),
-    *("autoscale", "faults", "cluster", "workload"),
+    *("autoscale", "faults", "cluster", "workload", "engines", "features", "policy"),
 )
-LIMIT_S: Final = 300.0
-"""A mutant that takes longer hangs: it is caught."""
+TESTS_S: Final = 10.0
+"""Of tests that may run on a mutant, by what they take without it."""
+WORLDS_S: Final = 15.0
+"""The same of worlds."""
+SURVIVORS: Final = Path(__file__).with_name("survivors.txt")
 _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -57,6 +67,7 @@ class Mutant(msgspec.Struct, frozen=True):
 
     operator: str
     file: str
+    function: str
     line: int
     old: str
     new: str
@@ -67,16 +78,19 @@ class Mutant(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """Where it is, and what it does."""
-        return f"{self.file}:{self.line}: {self.operator}: {self.old} -> {self.new}"
+        return f"{self.file}: {self.function}: {self.operator}: {self.old} -> {self.new}"
 
 
 class Result(msgspec.Struct):
     """What found a mutant."""
 
     name: str
-    campaign: str
-    """The first finding; empty = it survived."""
     tests: str
+    """The first finding; empty = it survived."""
+    campaign: str
+    """The same of the campaign, which is asked about those that tests let pass."""
+    reached: tuple[int, int]
+    """How many tests and worlds enter its block."""
 
 
 def mutants_in(text: str, file: str) -> Iterator[Mutant]:
@@ -89,46 +103,47 @@ def mutants_in(text: str, file: str) -> Iterator[Mutant]:
     imported = {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
     """Another name would be found by anything."""
 
-    def made(operator: str, node: ast.expr | ast.stmt, new: str) -> Mutant:
+    def made(function: str, operator: str, node: ast.expr | ast.stmt, new: str) -> Mutant:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         old = " ".join(data[start:end].decode().split())
-        return Mutant(operator, file, node.lineno, old, new, start, end)
+        return Mutant(operator, file, function, node.lineno, old, new, start, end)
 
-    for node in _running(tree):
+    for function, node in _running(tree, ""):
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC and not _is_text(node):
             other = copy.deepcopy(node)
             other.op = _ARITHMETIC[type(node.op)]()
-            yield made("arithmetic", node, f"({ast.unparse(other)})")
+            yield made(function, "arithmetic", node, f"({ast.unparse(other)})")
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
             changed = copy.deepcopy(node)
             changed.ops[0] = _COMPARED[type(node.ops[0])]()
-            yield made("comparison", node, f"({ast.unparse(changed)})")
+            yield made(function, "comparison", node, f"({ast.unparse(changed)})")
         elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield made("off by one", node, str(node.value + 1))
+            yield made(function, "off by one", node, str(node.value + 1))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield made("dropped call", node, "pass")
+            yield made(function, "dropped call", node, "pass")
         elif isinstance(node, ast.If) and not isinstance(node.test, ast.Constant):
-            yield made("swapped branch", node.test, f"(not ({ast.unparse(node.test)}))")
+            yield made(function, "swapped branch", node.test, f"(not ({ast.unparse(node.test)}))")
         elif isinstance(node, ast.Name) and _UNITS.get(node.id) in imported:
-            yield made("wrong unit", node, _UNITS[node.id])
+            yield made(function, "wrong unit", node, _UNITS[node.id])
 
 
-def _running(node: ast.AST) -> Iterator[ast.AST]:
+def _running(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
     """Nodes inside functions that do something: no annotations, assertions, errors or stories."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Assert | ast.Raise | ast.AnnAssign | ast.JoinedStr):
             continue
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             if child.name not in _QUIET:
-                yield from _running(ast.Interactive(body=child.body))
+                inner = f"{function}.{child.name}" if function else child.name
+                yield from _running(ast.Interactive(body=child.body), inner)
         elif isinstance(child, ast.ClassDef):
-            yield from _running(child)
+            yield from _running(child, f"{function}.{child.name}" if function else child.name)
         elif not isinstance(node, ast.Module | ast.ClassDef):
-            yield child
-            yield from _running(child)
+            yield function, child
+            yield from _running(child, function)
 
 
 def _is_text(node: ast.BinOp) -> bool:
@@ -139,22 +154,17 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many of them, evenly over the operators as far as there are that many."""
-    by_operator: dict[str, list[Mutant]] = {}
-    for package in PACKAGES:
+def drawn(count: int, seed: int, packages: Sequence[str] = PACKAGES) -> list[Mutant]:
+    """So many of them: the first by a hash, so that a change elsewhere changes nothing."""
+    keyed: list[tuple[bytes, Mutant]] = []
+    for package in packages:
         for path in sorted((ROOT / "emu" / package).rglob("*.py")):
+            seen: Counter[str] = Counter()
             for mutant in mutants_in(path.read_text(), str(path.relative_to(ROOT))):
-                by_operator.setdefault(mutant.operator, []).append(mutant)
-    rng = rng_stream(seed, "made mutants")
-    pools = [
-        [pool[int(at)] for at in rng.permutation(len(pool))]
-        for _, pool in sorted(by_operator.items())
-    ]
-    chosen: list[Mutant] = []
-    while len(chosen) < count and any(pools):
-        chosen += [pool.pop() for pool in pools if pool]
-    return chosen[:count]
+                seen[mutant.name] += 1
+                text = f"{seed} {mutant.name} {seen[mutant.name]}"
+                keyed.append((hashlib.blake2b(text.encode(), digest_size=8).digest(), mutant))
+    return [mutant for _, mutant in sorted(keyed, key=lambda one: one[0])[:count]]
 
 
 def planted(mutant: Mutant, data: bytes) -> bytes:
@@ -162,39 +172,68 @@ def planted(mutant: Mutant, data: bytes) -> bytes:
     return data[: mutant.start] + mutant.new.encode() + data[mutant.end :]
 
 
-def judged(mutant: Mutant, seeds: int) -> Result:
-    """Run the campaign and the unit tests of the package against the mutant."""
-    file = mutant.file
-    text = planted(mutant, (ROOT / file).read_bytes())
-    return Result(
-        mutant.name,
-        found_by(file, text, "campaign", str(seeds), LIMIT_S),
-        found_by(file, text, "tests", f"tests/{Path(file).parts[1]}", LIMIT_S),
-    )
+class Judge:
+    """Runs what can see a mutant."""
+
+    def __init__(self, patched: Patched, tests: list[Record], worlds: Record) -> None:
+        self._patched = patched
+        self._tests = tests
+        self._worlds = worlds
+
+    def result(self, mutant: Mutant) -> Result:
+        """What tests find; where they find nothing, what worlds find."""
+        text = planted(mutant, (ROOT / mutant.file).read_bytes())
+        place = mutant.file, mutant.line
+        tests = [unit for record in self._tests for unit in record.reaching(*place)]
+        own = f"tests/{Path(mutant.file).parts[1]}/"
+        tests.sort(key=lambda unit: (not unit.name.startswith(own), unit.took_s))
+        worlds = self._worlds.reaching(*place)
+        counts = (len(tests), len(worlds))
+        found = self._found(mutant, text, "tests", _within(tests, TESTS_S))
+        if found:
+            return Result(mutant.name, found, "", counts)
+        found = self._found(mutant, text, "campaign", _within(worlds, WORLDS_S))
+        return Result(mutant.name, "", found, counts)
+
+    def _found(self, mutant: Mutant, text: bytes, job: str, units: list[str]) -> str:
+        return self._patched.found_by(mutant.file, text, job, units, 90) if units else ""
 
 
-def unchanged(seeds: int, packages: list[str]) -> str:
-    """What campaign and tests find where nothing is changed; must be nothing."""
-    for package in packages:
-        path = next((ROOT / "emu" / package).rglob("*.py"))
-        data = path.read_bytes()
-        none = Mutant("none", str(path.relative_to(ROOT)), 0, "", "", len(data), len(data))
-        result = judged(none, seeds if package is packages[0] else 0)
-        if result.campaign or result.tests:
-            return f"{package}: {result.campaign or result.tests}"
-    return ""
+def _within(units: list[Unit], limit_s: float) -> list[str]:
+    """As many of the first as take so long together; one at least."""
+    names: list[str] = []
+    for unit in units:
+        limit_s -= unit.took_s
+        if limit_s < 0 and names:
+            break
+        names.append(unit.name)
+    return names
+
+
+def known_survivors(text: str) -> dict[str, str]:
+    """Survivors by name; with the reason those that change nothing."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("    equivalent: "):
+            found[name] = line.removeprefix("    equivalent: ")
+        elif line and not line.startswith("#"):
+            name = line
+            found[name] = ""
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=300, help="of the campaign, for each mutant")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
-    parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
     parser.add_argument(
-        "--check", action="store_true", help="without a change nothing may be found"
+        "--tests", type=Path, nargs="+", default=[ROOT / "build" / "reached-tests.json"]
     )
+    parser.add_argument("--worlds", type=Path, default=ROOT / "build" / "reached-worlds.json")
+    parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
+    parser.add_argument("--again", action="store_true", help="judge survivors once more")
     parser.add_argument("--list", action="store_true", help="print the mutants only")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
@@ -205,28 +244,37 @@ def main() -> int:
     if arguments.results.exists():
         lines = arguments.results.read_bytes().splitlines()
         known = {r.name: r for r in (msgspec.json.decode(line, type=Result) for line in lines)}
+    if arguments.again:
+        known = {name: r for name, r in known.items() if r.tests or r.campaign}
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     left = [mutant for mutant in mutants if mutant.name not in known]
-    if arguments.check:
-        found = unchanged(arguments.seeds, sorted({Path(m.file).parts[1] for m in left}))
-        print(f"without a change: {found or 'nothing is found'}")
-        return 4 if found else 0
-    for mutant in left[: arguments.at_most or len(left)]:
-        result = known[mutant.name] = judged(mutant, arguments.seeds)
-        with arguments.results.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
-        print(f"{mutant.name}\n    campaign: {result.campaign or 'MISSED'}", flush=True)
-        print(f"    tests: {result.tests or 'MISSED'}", flush=True)
-    results = [known[mutant.name] for mutant in mutants if mutant.name in known]
-    by_campaign = sum(bool(result.campaign) for result in results)
-    by_tests = sum(bool(result.tests) for result in results)
-    survivors = [r.name for r in results if not r.campaign and not r.tests]
+    with Patched() as patched:
+        tests = [read_record(path) for path in arguments.tests]
+        judge = Judge(patched, tests, read_record(arguments.worlds))
+        for mutant in left[: arguments.at_most or len(left)]:
+            result = known[mutant.name] = judge.result(mutant)
+            with arguments.results.open("ab") as file:
+                file.write(msgspec.json.encode(result) + b"\n")
+            told = f"tests: {result.tests}" if result.tests else f"campaign: {result.campaign}"
+            is_caught = bool(result.tests or result.campaign)
+            print(f"{mutant.name}\n    {told if is_caught else 'SURVIVES'}", flush=True)
+    return _report([known[mutant.name] for mutant in mutants if mutant.name in known], len(mutants))
+
+
+def _report(results: list[Result], drawn_count: int) -> int:
+    """Counts and survivors; 4 if one survives that is not listed as equivalent."""
+    equivalent = {name for name, why in known_survivors(SURVIVORS.read_text()).items() if why}
+    survivors = [r for r in results if not r.tests and not r.campaign]
+    real = [r for r in survivors if r.name not in equivalent]
     print(
-        f"{len(results)} of {len(mutants)} mutants judged: the campaign caught {by_campaign}, "
-        f"the tests {by_tests}, nothing {len(survivors)}"
+        f"{len(results)} of {drawn_count} mutants judged: tests caught "
+        f"{sum(bool(r.tests) for r in results)}, the campaign {sum(bool(r.campaign) for r in results)} "
+        f"of the others; {len(survivors) - len(real)} change nothing, {len(real)} survive "
+        f"({100 * len(real) / max(1, len(results)):.1f} %)"
     )
-    print("\n".join(f"survives: {name}" for name in survivors))
-    return 0
+    for result in real:
+        print(f"survives: {result.name} (in {result.reached[0]} tests, {result.reached[1]} worlds)")
+    return 4 if real else 0
 
 
 if __name__ == "__main__":

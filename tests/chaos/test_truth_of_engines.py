@@ -8,9 +8,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import emu.apps.chaos.trial as trial
+from emu.apps.chaos.truth.drafts import Drafts
 from emu.apps.chaos.truth.judges import Written, truth_of
 from emu.apps.chaos.truth.seats import seats_of
 from emu.apps.chaos.truth.tape import Tape
@@ -90,6 +92,27 @@ def _refused_for_nothing(records: Records) -> None:
     done["status"], done["reason"] = "rejected", "overloaded"
 
 
+def _finds_a_block_more(records: Records) -> None:
+    began: set[int] = set()
+    for member in (member for batch in _of(records, "batch") for member in batch["members"]):
+        if member[0] not in began and member[1]:
+            member[1] += 4
+            member[2] = max(1, member[2] - 4)
+            return
+        began.add(member[0])
+
+
+def _finds_nothing(records: Records) -> None:
+    began: set[int] = set()
+    for batch in _of(records, "batch"):
+        for member in batch["members"]:
+            if member[0] not in began and member[1]:
+                member[1:] = [0, member[1] + member[2]]
+                batch.pop("recalls", None)
+                return
+            began.add(member[0])
+
+
 @pytest.mark.parametrize(
     ("scene", "seed", "change", "finding"),
     [
@@ -101,6 +124,8 @@ def _refused_for_nothing(records: Records) -> None:
         (narrow.served, 1, _later_last_token, "are with its client"),
         (narrow.served, 1, _later_intake, "is with its engine at"),
         (narrow.crowd, 1, _refused_for_nothing, "requests in the system"),
+        (narrow.cached, 1, _finds_a_block_more, "tokens of row"),
+        (narrow.cached, 2, _finds_nothing, "tokens of row"),
     ],
 )
 def test_what_is_changed_is_found(
@@ -153,3 +178,39 @@ def test_a_turn_that_waits_for_several_waits_for_the_last_of_them() -> None:
     session["sub_requests"][1]["tool_duration_ns"] += 1_000_000_000
     found = truth_of(config, plan, records, written._replace(lines=lines)).problems
     assert any(line.startswith("T7: request") and "arrives at" in line for line in found)
+
+
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "acceptance_rate": 0.5}
+
+
+def speculating(rng: Any, tables: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = narrow.burst(rng, 20, (10, 100), (30, 60))
+    tables["scheduler"] = {"policy": "vllm", "num_blocks": 2000, "speculative_config": DRAFTS}
+    return lines
+
+
+def test_drafts_are_held_against_their_rate() -> None:
+    config, plan, records, written = judged(speculating, 1)
+    tape = truth_of(config, plan, records, written)
+    assert tape.judged["accepted_drafts"] == 1
+    assert tape.judged["draft_counts"] == 1
+    keys = {"acceptance_rate": 0.8}
+    drafts = msgspec.structs.replace(config.scheduler.speculative_config, **keys)
+    seats = [
+        msgspec.structs.replace(
+            seat, scheduler=msgspec.structs.replace(seat.scheduler, speculative_config=drafts)
+        )
+        for seat in seats_of(plan)
+    ]
+    again = Tape(config, seats, records)
+    Drafts(again, written.lines).judge(written.summary)
+    assert "are accepted, expected" in again.problems[0]
+
+
+@pytest.mark.parametrize("key", ["num_drafts", "num_draft_tokens", "num_accepted_tokens"])
+def test_drafts_are_counted(key: str) -> None:
+    config, plan, records, written = judged(speculating, 1)
+    summary = copy.deepcopy(written.summary)
+    summary["speculation"][key] += 2 * 60
+    problems = truth_of(config, plan, records, written._replace(summary=summary)).problems
+    assert "the summary counts" in problems[0]

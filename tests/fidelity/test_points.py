@@ -11,6 +11,7 @@ from emu.apps.fidelity.command import fidelity_command
 from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.board import TAKEN_AS_DRAFTED, groups_of, point_board
 from emu.apps.fidelity.points.cases import Job, configuration, emulate
+from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
 from emu.config.load import config_from_text
@@ -19,7 +20,7 @@ from tests.shared_data import SHARED, needs_shared
 
 HEADER = (
     "id,note,source,model,precision,gpu,gpus,engine,version,mode,tp,pp,ep,moe_tp,dp,p_workers,p_tp,p_pp,p_dp,"
-    "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,ttft_ms,tpot_ms"
+    "p_ep,d_workers,d_tp,d_pp,d_dp,d_ep,spec,isl,osl,load_kind,load_value,measured_on,ttft_ms,tpot_ms"
 )
 COLUMNS = HEADER.split(",")
 ROW = {
@@ -160,24 +161,60 @@ def test_whether_drafts_were_on_is_one_choice_for_a_series(tmp_path: Path) -> No
 
 
 def test_a_series_with_drafts_is_emulated_with_those_that_are_nearest(tmp_path: Path) -> None:
-    model = {"model": "deepseek-ai/DeepSeek-R1", "gpu": "H200-SXM", "gpus": "8", "tp": "8"}
+    model = {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200-SXM", "gpus": "8", "tp": "8"}
     server = model | {"engine": "sglang", "version": "0.5.9", "isl": "64", "osl": "48"}
+    server["measured_on"] = "2026-03-25"  # since February its scripts have two drafts, or none
     path = table(tmp_path, server)
     (point,), _ = read_points(path)
-    tpot_ms = [emulate(Job(point, drafts=drafts)).tpot_ms for drafts in (0, 1, 3)]
+    tpot_ms = [emulate(Job(point, drafts=drafts)).tpot_ms for drafts in (0, 2)]
     assert tpot_ms == sorted(tpot_ms, reverse=True)
     rows = [
         server | {"id": f"{name}_c2_{name}", "spec": "unknown", "tpot_ms": f"{measured:.3f}"}
         for name, measured in (
-            ("cfg0", tpot_ms[0]), ("cfg3", 0.97 * tpot_ms[2])
+            ("cfg0", tpot_ms[0]), ("cfg2", 0.97 * tpot_ms[1])
         )
     ]  # fmt: skip
     table(tmp_path, *rows)
     board = point_board(tmp_path, sample=0, seed=0)
-    assert [row.drafts for row in board.compared] == [0, 3]
+    assert [row.drafts for row in board.compared] == [0, 2]
     assert board.compared[1].error("tpot_ms") == pytest.approx(100 * (1 / 0.97 - 1), abs=0.1)
     names = {group.name for group in board.groups if group.by == "drafts"}
-    assert names == {"chosen by series: none", "chosen by series: 3"}
+    assert names == {"chosen by series: none", "chosen by series: 2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "drafts"),
+    [
+        ({"engine": "sglang", "gpu": "H200-SXM"}, (0,)),
+        ({"engine": "sglang", "gpu": "B200-SXM", "measured_on": "2026-01-20"}, (0,)),
+        ({"engine": "sglang", "gpu": "B200-SXM"}, (0, 2)),
+        ({"engine": "trtllm", "gpu": "H200-SXM", "measured_on": "2025-12-15"}, (0,)),
+        ({"engine": "trtllm", "gpu": "H200-SXM", "measured_on": "2026-01-14"}, (3,)),
+        ({"engine": "trtllm", "gpu": "H200-SXM", "measured_on": ""}, (0, 3)),
+        ({"engine": "sglang", "gpu": "H200-SXM", "source": "elsewhere"}, (0, 1, 3)),
+        ({"engine": "sglang", "gpu": "B200-SXM", "spec": "none?"}, (0,)),
+    ],
+)
+def test_scripts_of_the_day_say_which_drafts_a_server_may_have_had(
+    tmp_path: Path, row: dict[str, str], drafts: tuple[int, ...]
+) -> None:
+    model = {"model": "deepseek-ai/DeepSeek-R1", "gpus": "8", "tp": "8", "spec": "unknown"}
+    points, _ = read_points(table(tmp_path, model | {"measured_on": "2026-03-25"} | row))
+    assert recipe_of(points[0]).drafts == drafts
+
+
+def test_launch_scripts_set_what_servers_do_beside_the_defaults(tmp_path: Path) -> None:
+    deepseek = {"model": "deepseek-ai/DeepSeek-R1", "gpus": "8", "tp": "8", "isl": "1024"}
+    deepseek["version"] = ""
+    sglang = deepseek | {"engine": "sglang", "gpu": "B200-SXM", "osl": "1024", "load_value": "64"}
+    early = sglang | {"engine": "trtllm", "gpu": "H200-SXM", "measured_on": "2025-12-15"}
+    points, _ = read_points(table(tmp_path, sglang, early, early | {"measured_on": "2026-01-28"}))
+    looking, one, many = (config_from_text(configuration(Job(p)), "point") for p in points)
+    assert looking.scheduler.scheduler_recv_interval == 30
+    assert looking.engine.stream_interval == 30
+    assert one.scheduler.max_num_tokens == 1152  # a prompt and a token of each client
+    assert one.engine.version == "1.1"
+    assert many.scheduler.max_num_tokens == 8192
 
 
 def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> None:
@@ -198,7 +235,7 @@ def test_tensorrt_llm_takes_the_keys_and_values_that_nvidias_checkpoint_names(
     )
     points, _ = read_points(path)
     told = ["kv_cache_dtype" in configuration(Job(point)) for point in points]
-    assert told == [True, False, False]
+    assert told == [True, False, True]  # a flag of its script, in vLLM
 
 
 def test_a_row_may_name_activations_that_are_wider_than_the_weights(tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def random_program(seed: int) -> Program:
         page_overhead=rng.choice(("on", "off")),
         full_stops_chunks=rng.choice(("on", "off")),
     )
+    looks = random.Random(f"looks {seed}")  # of its own, so that other programs stay
+    if looks.random() < 0.3:
+        table = replace(table, scheduler_recv_interval=looks.choice((2, 7, 30)))
     span = rng.choice((1, 20_000, 200_000))
     is_tight = rng.random() < 0.3
     """Short prompts and long outputs without room reserved for them."""

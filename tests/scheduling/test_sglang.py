@@ -248,6 +248,22 @@ def test_a_full_batch_waits_for_an_end() -> None:
     assert [chunk.request.request_id for chunk in batch.chunks] == [1]
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_engine_looks_after_so_many_decodes_and_after_prompts(ahead: bool) -> None:
+    of = scheduler(ahead=ahead, scheduler_recv_interval=5)
+    of.enqueue(request(0, range(20), 40), 0)
+    counts = []
+    for at in range(0, 130, 10):
+        step(of, at)
+        counts.append(of.running_count)
+        if at == 10:  # a decode has begun since it has looked behind the prompt
+            of.enqueue(request(1, range(50, 70), 40), 11)
+        if at == 20:
+            of.enqueue(request(2, range(80, 90), 40), 21)
+    # It looks behind the 5th decode, and sees both.
+    assert counts == [1] * 6 + [3] * 7
+
+
 def test_prompts_go_first_and_alone() -> None:
     of = scheduler(ahead=False, chunked_prefill_size=16)
     of.enqueue(request(0, range(8), 9), 0)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from emu.config.schema import PrefixAwareTable
-from emu.config.tables import tag_of
 from emu.features.registry import all_features
 
 _OUTSIDE: Final = "names a file from outside, which no seed can make"
@@ -15,7 +13,6 @@ _TRIAL: Final = "the trial says itself what is written, for its judge"
 _PROGRAM: Final = "speaks to a program from outside, or keeps what it said"
 _WHOLE: Final = "the engine is drawn for the whole world"
 _OWN: Final = "keys of a class of the user's own"
-_CACHES: Final = "chooses by what caches hold, which no judge restates"
 _ONE: Final = "has a single word; any other is a class of the user's own"
 NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -54,7 +51,6 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _OWN,
         ),
-        f"router.policy={tag_of(PrefixAwareTable)}": _CACHES,
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
         **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }

@@ -157,6 +157,12 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
         return ""
 
     @property
+    def colocated_key(self) -> str:
+        """A key that is given and changes nothing where prefill and decode are apart; empty =
+        none."""
+        return ""
+
+    @property
     def misfit(self) -> tuple[str, str]:
         """(key, problem) of keys that do not go together; empty: they do."""
         return "", ""
@@ -305,6 +311,10 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         bool,
         doc("Requests say that outputs are as long as they may be."),
     ] = False
+    scheduler_recv_interval: Annotated[
+        int,
+        doc("Decodes until the engine looks for new requests again.", ge=1, le=1000),
+    ] = 1
     page_overhead: Annotated[
         Literal["auto", "on", "off"],
         doc("Admission charges a page more per request; auto = from 0.5.14 on."),
@@ -317,6 +327,11 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     @property
     def caches_prefixes(self) -> bool:
         return not self.disable_radix_cache
+
+    @property
+    def colocated_key(self) -> str:
+        """Prefill looks after each batch; what decode gets is not in its inbox, but handed over."""
+        return "scheduler_recv_interval" if self.scheduler_recv_interval > 1 else ""
 
     @property
     def requests_max(self) -> int:

@@ -21,6 +21,10 @@ running batch, and counts for admission, until the next decode is formed.
 Where this differs: a request that is retracted keeps the token of the batch in flight, which SGLang
 throws away and computes again; and a batch that is empty is never full, where SGLang can hang.
 
+**Looking** (`scheduler_recv_interval`). With an interval of n the engine looks for new requests
+after each n-th decode, after each batch of prompts, and while it is idle; until then they are not
+in the queue.
+
 **Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
 asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
 tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
@@ -127,6 +131,8 @@ class SglangScheduler(LookingScheduler):
             ahead=ahead,
         )
         self.settings = table
+        self._interval = table.scheduler_recv_interval
+        self._looks_late = ahead or self._interval > 1
         self._page = limits.block_size
         self.parts = parts
         self._drafting = drafting_of(parts)
@@ -168,6 +174,8 @@ class SglangScheduler(LookingScheduler):
         """The one chosen last."""
         self._late: set[int] = set()
         """Requests that ended with the last batch, whose results are not known."""
+        self._not_looked = 0
+        """Decodes since the engine has looked for new requests; the interval after a prompt."""
         self._gained: dict[int, int] = {}
         """Tokens that the last batch brought, by admission, where steps verify drafts."""
 
@@ -188,8 +196,7 @@ class SglangScheduler(LookingScheduler):
         if self.running.records:
             return None
         last = self._last
-        if self._ahead and self._unseen.count:
-            self._see(self.running.last_start_ns)  # the last batch started: this one was chosen
+        self._look(now_ns)
         if last is not None:
             if not self._ahead:
                 self._process(last)
@@ -197,7 +204,8 @@ class SglangScheduler(LookingScheduler):
         batch = self._choose(now_ns)
         if last is not None and self._ahead:
             self._process(last)
-        if batch is None and self._ahead:  # the engine looks again: something has left or come
+        if batch is None and self._looks_late:  # it looks again: something has left or come
+            self._not_looked = 0
             self._see(now_ns)
             batch = self._choose(now_ns)
         if batch is None:  # it is idle, and looks again
@@ -209,6 +217,22 @@ class SglangScheduler(LookingScheduler):
         if batch is self.running.leaping and not batch.chunks:
             batch.max_steps = self._leap_steps(now_ns)
         return batch
+
+    def _look(self, now_ns: int) -> None:
+        """What has come joins the queue, if the engine looks before this batch.
+
+        One batch late, it looks when the last batch has started.
+        """
+        if self._not_looked < self._interval:
+            return
+        is_now = self._not_looked % self._interval == 0  # else it looked in a leap, at nothing
+        self._not_looked %= self._interval
+        if is_now and self._unseen.count:
+            self._see(self.running.last_start_ns if self._ahead else now_ns)
+
+    def _look_from(self, steps: int) -> int:
+        """So many steps of a leap in flight or about to be, or more, until the engine looks."""
+        return steps + -(self._not_looked + steps) % self._interval
 
     def _merge(self, last: Launched) -> None:
         """Members of a prefill batch join the running batch, but for the one that goes on."""
@@ -557,21 +581,26 @@ class SglangScheduler(LookingScheduler):
             return 1
         if self._has_left or len(self._batch) != cohort.count:
             return 1  # what has left is taken out at the next decode
-        if not self._is_full and (self._queue.count or self._unseen.count):
+        if not self._is_full and self._queue.count:
             return 1
         steps = cohort.steps_to_first_end()
+        if self._unseen.count and (not self._is_full or self._interval > 1):
+            steps = min(steps, self._look_from(1))
         if steps > 1:
             steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
         return steps
 
     def leap_holds(self, batch: Batch) -> bool:
         """Whether a settled leap in flight may go on to its promised end after a change."""
-        left = batch.max_steps - batch.steps_settled
-        if self._unseen.count and left and not self._is_full:
+        settled = batch.steps_settled
+        left = batch.max_steps - settled
+        if self._unseen.count and left and (not self._is_full or self._interval > 1):
             # The next batch does not see a request that comes now, the one after does; one that
             # came just before the iteration in flight began is seen at its end already.
-            left = 0 if self._unseen.first_ns() <= batch.last_start_ns else 1
-            batch.max_steps = batch.steps_settled + left
+            is_seen = not self._ahead or self._unseen.first_ns() <= batch.last_start_ns
+            steps = self._look_from(settled if is_seen else settled + 1)
+            batch.max_steps = min(batch.max_steps, steps)
+            left = batch.max_steps - settled
         if self.ledger.arrived or batch is not self.running.leaping or left == 0:
             return False
         if self._queue.count and not self._is_full:
@@ -586,8 +615,8 @@ class SglangScheduler(LookingScheduler):
             return 0
         if self._unseen.first_ns() <= last_start_ns:
             return 0
-        batch.max_steps = started + 1
-        return started + 1
+        batch.max_steps = min(batch.max_steps, self._look_from(started + 1))
+        return batch.max_steps
 
     def settle(self, batch: Batch, steps: int) -> None:
         """Take the pages of the steps up to `steps` of a leap in flight (idempotent)."""
@@ -631,11 +660,14 @@ class SglangScheduler(LookingScheduler):
     def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """See `Scheduler.split`."""
         self.settle(batch, steps + 1)
+        self._not_looked += steps
         return self.running.split(batch, steps, now_ns, longest_step_ns)
 
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
         self.settle(batch, steps)
+        is_prompt = self._last is not None and bool(self._last.prompts)
+        self._not_looked = self._interval if is_prompt else self._not_looked + steps
         made: list[tuple[RunningRequest, int]] = []
         if isinstance(self.running, VerifyingSet):
             records = self.running.records[batch.batch_id]

@@ -11,6 +11,7 @@ from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
+from emu.apps.chaos.truth.drafts import Drafts
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
@@ -20,8 +21,10 @@ from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
+from emu.apps.chaos.truth.rebalancing import judge_rebalancing
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
-from emu.apps.chaos.truth.rejections import judge_rebalancing, judge_rejections
+from emu.apps.chaos.truth.rejections import judge_rejections
+from emu.apps.chaos.truth.remembered import Remembered
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
@@ -65,7 +68,9 @@ def truth_of(
     Choices(tape).judge()
     Forming(tape).judge()
     Fair(tape).judge()
-    Routing(tape).judge()
+    remembered = Remembered(tape, () if written is None else written.lines)
+    remembered.judge()
+    Routing(tape, remembered.matched).judge()
     Handover(tape).judge()
     Leaving(tape).judge()
     Doors(tape).judge()
@@ -84,5 +89,6 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         if written.lines:
+            Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)
     return tape

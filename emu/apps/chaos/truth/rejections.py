@@ -1,8 +1,6 @@
-"""KV rejection and rebalancing, from the figures that each decision states."""
+"""KV rejection, from the figures that each decision states."""
 
 from __future__ import annotations
-
-from collections import defaultdict
 
 from emu.apps.chaos.truth.tape import Tape
 
@@ -52,27 +50,3 @@ def _may_be_open(tape: Tape, replicas: set[int], at_ns: int) -> None:
         tape.count("hot_is_closed")
         if not is_busy:
             tape.say(f"T6: replica {replica} is hot at {at_ns} ns, and takes KV")
-
-
-def judge_rebalancing(tape: Tape) -> None:
-    """A move goes from the fuller to the emptier, by more than the gap."""
-    table = tape.config.migration
-    tokens: dict[int, int] = defaultdict(int)
-    for record in tape.of("tokens", "choice"):
-        if record["event"] == "tokens":
-            for row in record["rows"]:
-                tokens[row] += len(record["ends"])
-            continue
-        row = record["row"]
-        (used, blocks), (other_used, other_blocks) = record["uses"]
-        block = tape.seats[record["destination"]].scheduler.block_size
-        # The KV of the newest token is computed over there.
-        least = -(-(tape.arrived[row]["prompt"] + max(0, tokens[row] - 1)) // block)
-        where = f"row {row} from {record['source']} to {record['destination']}"
-        tape.count("rebalancing")
-        if tape.seats[record["destination"]].is_hybrid:
-            least = 0  # groups of layers have blocks of their own
-        if used / blocks - other_used / other_blocks <= table.rebalance_gap:
-            tape.say(f"T6: {where} at {record['at_ns']} ns: the gap is {record['uses']}")
-        elif (other_used + least) / other_blocks >= used / blocks:
-            tape.say(f"T6: {where} at {record['at_ns']} ns only swaps {record['uses']}")

@@ -1,29 +1,39 @@
 """Routing: in turn, or to the replica with the least to do.
 
-Restates `[router]` of docs/reference/config.md for the policies that need no random numbers and
-no look into a cache. The loads are counted here, from what was queued, began, was preempted,
-ended and moved.
+Restates `[router]` of docs/reference/config.md for the policies that need no random numbers. The
+loads are counted here, from what was queued, began, was preempted, ended and moved; what caches
+hold says `remembered`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 from emu.apps.chaos.truth.tape import Record, Tape
-from emu.config.schema import LeastOutstandingTable, LoadTable, RoundRobinTable, RouterTable
+from emu.config.schema import (
+    LeastOutstandingTable,
+    LoadTable,
+    PrefixAwareTable,
+    RoundRobinTable,
+    RouterTable,
+)
 
 _TAKES: Final = ("colocated", "prefill")
 _WEIGHTS: Final = {LoadTable: (4, 1), LeastOutstandingTable: (1, 1)}
 """Of a request that waits, and of one that runs."""
+Matched = Mapping[tuple[int, int], Mapping[int, int]]
+"""By row and instant: tokens of its prompt that each replica had."""
 
 
 class Routing:
     """All choices of the routers of one run."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, matched: Matched) -> None:
         self._tape = tape
+        self._matched = matched
         self._states = {seat.replica: seat.role for seat in tape.seats}
         self._waiting: dict[int, set[int]] = defaultdict(set)
         self._running: dict[int, set[int]] = defaultdict(set)
@@ -39,9 +49,9 @@ class Routing:
     def judge(self) -> None:
         """Replay where requests were."""
         router = self._tape.config.router
-        if type(router) not in (RoundRobinTable, *_WEIGHTS):
+        if type(router) not in (RoundRobinTable, PrefixAwareTable, *_WEIGHTS):
             return
-        if self._delay_ns and (type(router) is RoundRobinTable or self._tape.by_event["state"]):
+        if self._delay_ns and (type(router) not in _WEIGHTS or self._tape.by_event["state"]):
             return
         handlers = {
             "state": self._state,
@@ -137,6 +147,8 @@ class Routing:
                 self._tape.say(f"T5: {where}, it is the turn of {due}")
         elif policy in _WEIGHTS:
             self._least(policy, record, open_, where)
+        elif policy is PrefixAwareTable:
+            self._longest(record, open_, where)
         if len(open_) > 1:
             self._last[served] = replica
         self._leave(row)
@@ -158,3 +170,16 @@ class Routing:
             self._tape.count("least_loaded")
         if record["replica"] != best:
             self._tape.say(f"T5: {where}, {best} has the least to do: {loads}")
+
+    def _longest(self, record: Record, open_: list[int], where: str) -> None:
+        """Part of the prompt that is there, less the part of the largest load."""
+        matched = self._matched.get((record["row"], record["at_ns"]))
+        if matched is None:
+            return
+        loads = {r: 4 * len(self._waiting[r]) + len(self._running[r]) for r in open_}
+        prompt, scale = self._tape.arrived[record["row"]]["prompt"], 1 + max(loads.values())
+        score = {r: matched[r] / prompt - loads[r] / scale for r in open_}
+        best = max(open_, key=lambda other: (score[other], -loads[other], -other))
+        self._tape.count("longest_prefix")
+        if record["replica"] != best:
+            self._tape.say(f"T5: {where}, {best} is best: {matched} of {prompt}, loads {loads}")

@@ -2,7 +2,8 @@
 
 Restates docs/lab/schedulers.md: the queue is in the order in which requests came here (those that
 were taken back stand at its end), or longest output first; a batch takes the first ones of it.
-Where pages lack, those with the fewest outputs are taken back. Decodes of a mixed batch count in
+An engine that looks for new requests now and then only has a queue that is not known here. Where
+pages lack, those with the fewest outputs are taken back. Decodes of a mixed batch count in
 its chunk. How many may begin is held against other sources (tests/scheduling).
 """
 
@@ -23,7 +24,9 @@ def wrong_in_sglang(
     queue = [*book.queue, *book.unseen] if unseen else list(book.queue)
     if table.schedule_policy == "lof":
         queue.sort(key=lambda row: -(ask.longest(row) - ask.prompt(row)))
-    if table.schedule_policy in ("fcfs", "lof") and sorted(begun) != sorted(queue[: len(begun)]):
+    looks_always = table.scheduler_recv_interval == 1
+    is_known = table.schedule_policy in ("fcfs", "lof") and looks_always
+    if is_known and sorted(begun) != sorted(queue[: len(begun)]):
         yield f"begins {begun}, first in the queue are {queue[: len(begun)]}"
     made = {row: ask.reached(row) - ask.prompt(row) for row in (*members, *preempted)}
     least = min((made[row] for row in members if row in book.running), default=0)

@@ -43,6 +43,8 @@ def draw_engines(seed: int, tables: Tables) -> None:
     if is_sglang:
         if not has_groups:
             _sglang(rng, tables, had)
+            if all(group.get("role", "colocated") == "colocated" for group in tables["replicas"]):
+                _looks(rng_stream(seed, "chaos looks"), tables)
             _drafts(drafts, tables)
         return
     rng = rng_stream(seed, "chaos tensorrt-llm")
@@ -89,6 +91,12 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
     }
     del keys["radix_eviction_policy" if keys["disable_radix_cache"] else "ignore_eos"]
     tables["scheduler"] = {key: had[key] for key in _SHARED if key in had} | keys
+
+
+def _looks(rng: Rng, tables: Tables) -> None:
+    """An engine that looks for new requests now and then, in one world of four."""
+    if chance(rng, 0.25):
+        tables["scheduler"]["scheduler_recv_interval"] = int(pick(rng, (2, 10, 30)))
 
 
 def _waits(rng: Rng, tables: Tables) -> None:

@@ -18,13 +18,15 @@ _MXFP4 = "openai/gpt-oss-20b"
 
 
 def draw_later(seed: int, tables: Tables) -> None:
-    """Where replicas are put, what a prompt's words cost, which kernel wide experts run."""
+    """Where replicas are put, which may send weights, what words cost, which kernel experts run."""
     rng = rng_stream(seed, "chaos later")
     spreads = chance(rng, 0.15)
     encodes, widens, plans = chance(rng, 0.3), chance(rng, 0.9), chance(rng, 0.15)
     for group in tables.get("replicas", ()):
         if spreads and "gpus" not in group:
             group["place"] = "spread"
+    if "autoscale" in tables and chance(rng_stream(seed, "chaos senders"), 0.4):
+        tables["autoscale"]["prefill_never_sends"] = True
     latency = tables["latency"]
     if latency.get("backend") == tag_of(RooflineTable):
         has_engine = tables.get("engine", {}).get("name") != NO_ENGINE

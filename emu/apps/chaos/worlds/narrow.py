@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
-from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable, VllmTable
+from emu.config.schema import (
+    PrefixAwareTable,
+    RooflineTable,
+    SglangTable,
+    TensorrtLlmTable,
+    VllmTable,
+)
 from emu.config.tables import tag_of
 from emu.features.registry import all_features
 
@@ -163,6 +169,68 @@ def turns(rng: Rng, tables: Tables) -> list[Tables]:
                 "sub_requests": asked,
             }
         )
+    return lines
+
+
+def cached(rng: Rng, tables: Tables) -> list[Tables]:
+    """Prompts that begin alike, and small caches and tiers that cannot hold them all.
+
+    Some end with a block and come again whole; some are long after the others have come between.
+    """
+    block = int(pick(rng, (4, 16)))
+    tables["scheduler"] = {
+        "policy": tag_of(VllmTable),
+        "block_size": block,
+        "num_blocks": int(rng.integers(30, 80)),
+        "max_num_seqs": int(pick(rng, (1, 3, 8))),
+        "max_num_batched_tokens": int(pick(rng, (64, 512))),
+        "async_scheduling": pick(rng, ("off", "off", "on")),
+        "prefix_caching": True,
+    }
+    tables["router"] = {"policy": pick(rng, (tag_of(PrefixAwareTable), "round_robin", "load"))}
+    if chance(rng, 0.5):
+        tables["model"]["max_model_tokens"] = 4096
+        tables["network"] = {
+            "tiers": pick(rng, (["cpu"], ["cpu", "cxl"])),
+            "tier_block_tokens": 2 * block,
+            "tier_shared": chance(rng, 0.3),
+            "cpu_tier_gib": float(pick(rng, (0.02, 0.1))),
+        }
+        tables["nodes"][0]["cxl_gib"] = float(pick(rng, (0.05, 1.0)))
+    kinds = int(pick(rng, (3, 10)))
+    lines = burst(rng, int(rng.integers(20, 50)), (1, 12), (1, 30))
+    for index, line in enumerate(lines):
+        line["arrival_time_ns"] += index * int(pick(rng, (0, 5_000_000, 60_000_000)))
+        line["input_toks"] = line["input_toks"] * block + int(pick(rng, (0, 0, 1, block - 1)))
+        first = int(rng.integers(kinds)) * 10_000
+        line["input_tok_ids"] = [first + at for at in range(line["input_toks"])]
+        own = first + line["input_toks"] if chance(rng, 0.5) else 500_000 + index * 1000
+        line["output_tok_ids"] = [own + at for at in range(line["output_toks"])]
+    lines.sort(key=lambda line: int(line["arrival_time_ns"]))
+    return lines
+
+
+def featured(rng: Rng, tables: Tables) -> list[Tables]:
+    """One feature alone, in steps of many sequences."""
+    tables["replicas"][0]["count"] = int(rng.integers(1, 3))
+    tables["latency"] = {"backend": tag_of(RooflineTable), "front_end": False}
+    tables["scheduler"] = {
+        "policy": tag_of(VllmTable),
+        "num_blocks": int(pick(rng, (200, 4000))),
+        "max_num_seqs": int(pick(rng, (4, 32))),
+        "max_num_batched_tokens": 512,
+        "async_scheduling": pick(rng, ("off", "on")),
+        "prefix_caching": False,
+    }
+    lines = burst(rng, int(rng.integers(20, 40)), (5, 300), (10, 80))
+    for line in lines:
+        line["tenant"] = f"t{int(rng.integers(3))}"
+    feature = pick(rng, all_features())
+    for _ in range(8):  # each is on in a part of the worlds
+        before = str((tables, lines))
+        feature.draw(int(rng.integers(1 << 30)), rng, tables, lines)
+        if str((tables, lines)) != before:
+            break
     return lines
 
 

@@ -14,7 +14,9 @@ from typing import Final
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.narrow import (
     burst,
+    cached,
     crowd,
+    featured,
     leaving,
     pieces,
     served,
@@ -130,5 +132,6 @@ _SCENES: Final[Sequence[Callable[[Rng, Tables], list[Tables]]]] = (
     *(_memory, _memory, _memory),
     *(_queue, _queue),
     *(_power, _group, crowd, leaving, turns, varied, served),
+    *(cached, cached, featured, featured),
     *(pieces, pieces, sglang, sglang, tensorrt_llm, tensorrt_llm),
 )

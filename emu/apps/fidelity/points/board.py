@@ -18,6 +18,7 @@ import msgspec
 
 from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
 from emu.apps.fidelity.points.intervals import Interval, intervals_of
+from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import (
     UNKNOWN,
     Point,
@@ -36,10 +37,9 @@ STATED_BY: Final = "engine, GPU, precision, kind"
 """The groups that intervals are stated for."""
 TRIED_BELOW: Final = 0.9
 """A series of which is not known whether drafts were on is emulated with drafts, too, where the
-median of measured over emulated TPOT is below this part, if its model has layers for them."""
-TRIED_DRAFTS: Final = (1, 3)
-"""Drafts of a step that recipes take, at high and at low concurrency. Of none and these, the choice
-with the least median error of TPOT counts: one for all points of a series."""
+median of measured over emulated TPOT is below this part, if its model has layers for them. Of those
+that its launch scripts may have had (`recipes.py`), the choice with the least median error of TPOT
+counts: one for all points of a series."""
 DRAFTED: Final = 0.75
 """Where no drafts can be emulated, a series below this part is left out as one that had some: they
 shorten a token's time to 0.4 to 0.7."""
@@ -115,7 +115,8 @@ GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
 def _drafts_of(row: Compared) -> str:
     if row.point.drafts != UNKNOWN:
         return "none"
-    return f"chosen by series: {row.drafts or 'none'}"
+    how = "chosen by series" if len(recipe_of(row.point).drafts) > 1 else "by its script"
+    return f"{how}: {row.drafts or 'none'}"
 
 
 _PARTS: Final = {"": STATED_BY, "engine": "engine", "gpu": "GPU", "model": "model"}
@@ -161,7 +162,9 @@ def point_board(
         reasons = Counter(one.reason for one in unread).most_common(3)
         words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
         raise InputError(str(directory), None, "", f"no point can be emulated ({words})")
-    jobs = [Job(point, homes[point.point_id], overrides) for point in drawn]
+    jobs = [
+        Job(point, homes[point.point_id], overrides, recipe_of(point).drafts[0]) for point in drawn
+    ]
     found = {one.point_id: one for one in _emulated(jobs, processes)}
     peers = _peers(directory)
     chosen, drafted = _choose_drafts(jobs, found, processes)
@@ -182,7 +185,7 @@ def point_board(
                 emulated=emulated,
                 kind=kind,
                 peers=errors,
-                drafts=chosen.get(job.point.series, 0),
+                drafts=chosen.get(job.point.series, job.drafts),
             )
         )
     left_out = Counter(one.reason for one in unread)
@@ -217,20 +220,25 @@ def _choose_drafts(
     """Drafts of each series that emu without them is slow for, whose points are emulated with them;
     and series that seem to have drafts where none could be emulated.
     """
-    plain = _logs_by_series(jobs, found)
+    open_jobs = [job for job in jobs if len(recipe_of(job.point).drafts) > 1]
+    plain = _logs_by_series(open_jobs, found)
     slow = {n for n, logs in plain.items() if statistics.median(logs) < math.log(TRIED_BELOW)}
     drafted = {n for n in slow if statistics.median(plain[n]) < math.log(DRAFTED)}
     able = [
         job
-        for job in jobs
+        for job in open_jobs
         if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
     ]
     best = {job.point.series: (_off(plain[job.point.series]), 0) for job in able}
     tried: dict[int, dict[str, Emulated]] = {}
-    for drafts in TRIED_DRAFTS if able else ():
-        again = [msgspec.structs.replace(job, drafts=drafts) for job in able]
+    for drafts in sorted({n for job in able for n in recipe_of(job.point).drafts if n}):
+        again = [
+            msgspec.structs.replace(job, drafts=drafts)
+            for job in able
+            if drafts in recipe_of(job.point).drafts
+        ]
         tried[drafts] = {one.point_id: one for one in _emulated(again, processes)}
-        for name, logs in _logs_by_series(able, tried[drafts]).items():
+        for name, logs in _logs_by_series(again, tried[drafts]).items():
             drafted.discard(name)
             if _off(logs) < best[name][0]:
                 best[name] = _off(logs), drafts

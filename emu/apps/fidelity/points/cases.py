@@ -1,7 +1,6 @@
 """A point as a configuration: the published conditions, and emu's defaults for all else.
 
-One constant here is fitted (`RANDOM_TEXT_US`). What the tables say of all their rows (the key-value
-cache of 8 bits on Blackwell, no prefix caching, vLLM's limits) stands in `_conditions`.
+One constant here is fitted (`RANDOM_TEXT_US`). What servers were started with is in `recipes.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import csv
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from emu.apps.fidelity.points.recipes import Recipe, recipe_of
 from emu.apps.fidelity.points.table import Point
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import lookup_model, model_from_file
@@ -34,24 +34,11 @@ _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp
 """Weights by the tables' word for a precision, where the checkpoint's name does not say."""
 _BITS: Final = {"bf16": 16, "fp8": 8, "fp4": 4, "nvfp4": 4, "mxfp4": 4, "int4": 4}
 """Bits of a weight by the tables' word for a precision."""
-_NARROW_KV: Final = ("B200", "B300", "GB200", "GB300")
-"""GPUs on which these servers kept keys and values in 8 bits."""
-RANDOM_TEXT_US: Final = 8.4
-"""Encoding a token of random text on the API server. The one constant fitted to point tables: 134
-rows of vLLM (3 GPUs, 3 models), of which the median |error| of TTFT falls from 20 to 10 %, and to
-10 and 11 with each model or GPU left out."""
-_MARLIN: Final = ("H100", "H200")
-"""GPUs on which vLLM was started with VLLM_MXFP4_USE_MARLIN=1."""
-_STEP_TOKENS: Final = 8192
-_STEP_SPARE: Final = 64
-_GRAPH_BATCH_MAX: Final = 2048
-"""TensorRT-LLM's limits of a step where nothing is said, and what recipes add to a prompt."""
-_DRAFTING_REQUESTS: Final = 48
-"""Requests that SGLang runs beside drafts where nothing is said."""
-_LLAMA_STEP_TOKENS: Final = 16_384
-_LLAMA_WAITS: Final = ("batch_wait_timeout_iters = 20", "batch_wait_max_tokens_ratio = 0.9")
-"""Of the published script by which InferenceX launches TensorRT-LLM for Llama-3.3-70B."""
-_VLLM_LIMITS: Final = ("max_num_batched_tokens = 8192", "max_num_seqs = 512")
+RANDOM_TEXT_US: Final = {"vllm": 8.4, "sglang": 8.4, "tensorrt-llm": 4.0}
+"""Encoding a token of random text on the API server, all that vLLM does with a prompt's tokens
+included (it encodes in batches on a thread of its own). Fitted to point tables: vLLM's to 134 rows
+(3 GPUs, 3 models), of which the median |error| of TTFT falls from 20 to 10 %, and to 10 and 11 with
+each model or GPU left out; TensorRT-LLM's to 48 rows with 8,192 tokens. SGLang's is not fitted."""
 
 
 class Emulated(msgspec.Struct, frozen=True):
@@ -121,15 +108,16 @@ def _figures(point: Point, path: Path) -> Emulated:
 
 def configuration(job: Job) -> str:
     """The TOML of a point. Raises InputError for a model that is not known."""
-    point = job.point
+    point, recipe = job.point, recipe_of(job.point, job.drafts)
     return "\n".join(
         [
-            *_model(point, job.configs),
-            *_machines(point),
-            *_engine(point),
-            *_latency(point),
+            *_model(point, job.configs, recipe),
+            *_machines(point, recipe),
+            *_network(point),
+            *_engine(point, recipe),
+            *_latency(point, recipe),
             *_workload(point),
-            *_conditions(point, job.drafts),
+            *_scheduler(recipe),
             *_drafting(job),
             "",
         ]
@@ -166,7 +154,7 @@ def config_file(point: Point, configs: Path | None) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _model(point: Point, configs: Path | None) -> Iterable[str]:
+def _model(point: Point, configs: Path | None, recipe: Recipe) -> Iterable[str]:
     file = config_file(point, configs)
     yield "[model]"
     yield f'name = "{point.model}"'
@@ -182,20 +170,11 @@ def _model(point: Point, configs: Path | None) -> Iterable[str]:
         raise InputError(point.point_id, None, "precision", problem)
     if not stored and point.precision in _STORED:
         yield f'dtype = "{_STORED[point.precision]}"'
-    if point.gpu.startswith(_NARROW_KV) or _is_calibrated(point):
+    if recipe.narrow_kv:
         yield 'kv_cache_dtype = "fp8"'
 
 
-def _is_calibrated(point: Point) -> bool:
-    """Whether TensorRT-LLM takes keys and values of 8 bits from NVIDIA's checkpoint.
-
-    NVIDIA's checkpoints of Llama name them (hf_quant_config.json); vLLM is told by a flag.
-    """
-    is_narrow = _BITS.get(point.precision, 16) < 16
-    return point.engine == "tensorrt-llm" and is_narrow and "Llama-3" in point.model
-
-
-def _machines(point: Point) -> Iterable[str]:
+def _machines(point: Point, recipe: Recipe) -> Iterable[str]:
     per_node = next((n for name, n in _NODE_GPUS.items() if point.gpu.startswith(name)), 8)
     each = min(per_node, point.gpus)
     yield "[[nodes]]"
@@ -208,28 +187,39 @@ def _machines(point: Point) -> Iterable[str]:
         yield f"count = {servers.count}"
         yield f"tensor_parallel = {servers.tensor_parallel}"
         yield f"pipeline_parallel = {servers.pipeline_parallel}"
-        if servers.expert_parallel > 1:
-            yield f"expert_parallel = {servers.expert_parallel}"
+        experts = servers.tensor_parallel if recipe.spreads_experts else servers.expert_parallel
+        if experts > 1:
+            yield f"expert_parallel = {experts}"
 
 
-def _engine(point: Point) -> Iterable[str]:
+def _network(point: Point) -> Iterable[str]:
+    """The decode server answers where prefill is apart, in SGLang as in TensorRT-LLM."""
+    if len(point.servers) > 1 and point.engine != "vllm":
+        yield "[network]"
+        yield 'first_token = "decode"'
+
+
+def _engine(point: Point, recipe: Recipe) -> Iterable[str]:
     yield "[engine]"
     yield f'name = "{point.engine}"'
-    if point.version:
-        yield f'version = "{nearest_version(point.engine, point.version)}"'
-    if point.engine == "tensorrt-llm" and point.is_random_text and point.load == "clients":
-        yield f"stream_interval = {10 if _is_llama_recipe(point) else 20}"  # as its scripts
+    version = point.version
+    if not version or (point.engine == "tensorrt-llm" and version.startswith("0.")):
+        version = recipe.version  # a version below 1 is Dynamo's
+    if version:
+        yield f'version = "{nearest_version(point.engine, version)}"'
+    if recipe.stream_interval > 1:
+        yield f"stream_interval = {recipe.stream_interval}"
 
 
-def _latency(point: Point) -> Iterable[str]:
+def _latency(point: Point, recipe: Recipe) -> Iterable[str]:
     """The text of the prompts, and kernels that the launch scripts choose by a variable."""
     yield "[latency]"
     if point.engine == "tensorrt-llm" and point.load == "at_once":
         yield "front_end = false"  # trtllm-bench drives the engine itself
         return
     if point.is_random_text:
-        yield f"prompt_token_us = {RANDOM_TEXT_US}"
-    if point.engine == "vllm" and "gpt-oss" in point.model and point.gpu.startswith(_MARLIN):
+        yield f"prompt_token_us = {RANDOM_TEXT_US[point.engine]}"
+    if recipe.marlin:
         yield 'mxfp4_experts = "marlin"'
 
 
@@ -251,45 +241,15 @@ def _workload(point: Point) -> Iterable[str]:
         yield f"max = {tokens}"
 
 
+def _scheduler(recipe: Recipe) -> Iterable[str]:
+    yield "[scheduler]"
+    for key, value in recipe.scheduler.items():
+        yield f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+
+
 def _drafting(job: Job) -> Iterable[str]:
-    """Drafts, accepted as published for the model; the recipes let all clients run beside them."""
-    if not job.drafts:
-        return
-    if job.point.engine == "sglang":
-        yield f"max_running_requests = {max(_DRAFTING_REQUESTS, job.point.clients)}"
-    if job.point.engine == "tensorrt-llm":
-        yield f"max_batch_size = {job.point.clients}"
-    yield "[scheduler.speculative_config]"
-    yield 'method = "mtp"'
-    yield f"num_speculative_tokens = {job.drafts}"
-
-
-def _conditions(point: Point, drafts: int) -> Sequence[str]:
-    if point.engine == "sglang":
-        return ("[scheduler]", "disable_radix_cache = true", "ignore_eos = true")
-    if point.engine == "tensorrt-llm":
-        # As the benchmarks' recipes: graphs for all that may run, and a step has room for a whole
-        # prompt beside the decodes of all others.
-        step = point.prompt_tokens + point.clients * (1 + drafts) + _STEP_SPARE
-        least = _LLAMA_STEP_TOKENS if _is_llama_recipe(point) else _STEP_TOKENS
-        return (
-            "[scheduler]",
-            "enable_block_reuse = false",
-            "cuda_graph_padding = true",
-            f"cuda_graph_max_batch_size = {min(point.clients, _GRAPH_BATCH_MAX)}",
-            f"max_num_tokens = {max(least, step)}",
-            *(_LLAMA_WAITS if _waits(point) else ()),
-        )
-    limits = _VLLM_LIMITS if point.engine == "vllm" else ()
-    return ("[scheduler]", "prefix_caching = false", *limits)
-
-
-def _is_llama_recipe(point: Point) -> bool:
-    """Whether TensorRT-LLM was started by InferenceX's script for Llama-3.3-70B."""
-    return point.engine == "tensorrt-llm" and point.is_random_text and "Llama-3" in point.model
-
-
-def _waits(point: Point) -> bool:
-    """Whether that script has prompts wait for others: 1,024 in and out, below 8 GPUs."""
-    lengths = (point.prompt_tokens, point.output_tokens)
-    return _is_llama_recipe(point) and lengths == (1024, 1024) and point.gpus < 8
+    """Drafts, accepted as published for the model."""
+    if job.drafts:
+        yield "[scheduler.speculative_config]"
+        yield 'method = "mtp"'
+        yield f"num_speculative_tokens = {job.drafts}"

@@ -83,6 +83,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     least_share: float
     """Lengths are drawn evenly between this share of the stated ones and these."""
+    measured_on: str = ""
+    """The day, as 2026-03-25; empty = not stated."""
     is_random_text: bool = False
     """Prompts are random tokens, which encode slowly; else they are text of a language."""
     ttft_ms: float
@@ -199,6 +201,7 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
         least_share=0.8 if drawn else 1.0,
+        measured_on=row.get("measured_on", ""),
         is_random_text=drawn,
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
