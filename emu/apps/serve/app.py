@@ -84,6 +84,11 @@ class Api:
         self._metrics = MetricsPage(service)
         self._created = int(time.time())
 
+    @property
+    def service(self) -> Service:
+        """What it answers for."""
+        return self._service
+
     def operations(self) -> list[Operation]:
         """All but the control interface."""
         return [*self._generation(), *self._tokens_and_models(), *self._health_and_figures()]
@@ -110,7 +115,7 @@ class Api:
     ) -> Operation:
         return Operation(
             f"POST {path}",
-            partial(self._generate, read=read),
+            partial(self.generate, read=read),
             summary,
             body,
             answer,
@@ -174,7 +179,8 @@ class Api:
             Operation("GET /metrics", self.metrics, "Prometheus text", kind=TEXT),
         ]
 
-    async def _generate(self, request: HttpRequest, *, read: Read) -> ASGIApp:
+    async def generate(self, request: HttpRequest, *, read: Read) -> ASGIApp:
+        """What answers a call. Raises ApiError."""
         failure = self._admit(request)
         if failure is not None and failure.mode in ("reset", "silent") and not failure.after_tokens:
             return Broken(failure)
@@ -275,15 +281,15 @@ class Api:
             problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
             raise ApiError(400, problem, param="kv_transfer_params")
         self._check_room(request, call)
-        self._check_serving(service.index_of(call.model))
+        self.check_serving(service.index_of(call.model))
         exchange = make_exchange(service, call, self._adapters)
         rank = request.headers.get("x-data-parallel-rank")
         if rank is not None:
             self._pin(exchange, rank)
         return Reply(face(service, call, exchange), failure)
 
-    def _check_serving(self, model: int = -1) -> None:
-        """Raises ApiError where no replica could take a prompt."""
+    def check_serving(self, model: int = -1) -> None:
+        """Raises ApiError where no replica could take a prompt of a model (an index; -1 = any)."""
         if not self._service.serves(model):
             problem = "no replica serves prompts, and none is on its way"
             raise ApiError(503, problem, code="no_replica", retry_after_s=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from emu.apps.serve.script import Script
 from emu.apps.serve.traces.recorder import TracedCall, problem_of
@@ -104,6 +105,9 @@ class Exchange:
     def __init__(self) -> None:
         self.choices: list[Choice] = []
         self.changed = asyncio.Event()
+        self.on_token: Callable[[int], None] | None = None
+        """Writes the tokens that are there at once, the last of which was due at the instant given;
+        None = what waits for a change does."""
         self.has_left = False
         self.came_ns = -1
         """Emulated time at which the call reached the machine."""

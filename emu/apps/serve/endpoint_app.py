@@ -62,6 +62,7 @@ class PrefillReply(Reply):
             params = self.fleet.handoffs.park(self.parked, face.answer_id)
             face.extra["kv_transfer_params"] = params
         await send_json(send, face.whole(), self._headers())
+        await self._note_end(choice.first_ns)
 
 
 class EndpointApi(Api):
@@ -119,7 +120,8 @@ class EndpointApi(Api):
             waiting=replica.view().waiting_count,
         )
 
-    def _check_serving(self, model: int = -1) -> None:
+    def check_serving(self, model: int = -1) -> None:
+        """Raises ApiError where the replica is none that serves."""
         if not self.endpoint.role:
             state = self.endpoint.replica.state.value
             problem = f"replica {self.endpoint.replica.replica_id} is {state}"
@@ -132,7 +134,7 @@ class EndpointApi(Api):
         failure: Failure | None,
         face: FaceMaker,
     ) -> Reply:
-        self._check_serving()
+        self.check_serving()
         self._check_room(request, call)
         service, role = self._service, self.endpoint.role
         kv = call.kv

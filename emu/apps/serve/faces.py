@@ -18,6 +18,7 @@ from emu.apps.serve.choices import Choice, Exchange
 from emu.apps.serve.pace import AnswerPace
 from emu.apps.serve.script import Part
 from emu.apps.serve.service import Service
+from emu.apps.serve.stencils import Stencil
 from emu.apps.serve.tokenizer import filler_text
 
 DONE = b"data: [DONE]\n\n"
@@ -111,6 +112,11 @@ class Face:
     def news(self, after: int) -> bytes:
         """Events of the tokens that `unsent` gives: those with a number above `after`."""
         raise NotImplementedError
+
+    @property
+    def stencil(self) -> Stencil | None:
+        """What all further events are made by, where that is so simple; None = `news` knows."""
+        return None
 
     def closing(self, pace: AnswerPace) -> bytes:
         """Events after the last token's; `pace`: how late the answer was."""

@@ -9,6 +9,8 @@ the scrape; nothing is paid between scrapes.
 
 from __future__ import annotations
 
+import asyncio
+
 from emu.apps.serve.engine_metrics import adapter_family, engine_families, transfer_families
 from emu.apps.serve.prometheus import Page, labels_text
 from emu.apps.serve.request_metrics import request_families
@@ -97,6 +99,12 @@ class MetricsPage:
             ),
             ("pace_lateness_max_seconds", "Largest so far.", pace.worst_s),
             ("pace_first_late_seconds", "Time of the first, -1 = none.", pace.first_late_s),
+            (
+                "token_late_p99_seconds",
+                "Wall time by which 99 % of the tokens of the last five minutes were late at most.",
+                pace.of_tokens.recent_ms(0.99, asyncio.get_running_loop().time()) / 1e3,
+            ),
+            ("token_late_max_seconds", "Largest so far.", pace.of_tokens.worst_ns / NS_PER_S),
         )
         for name, text, value in gauges:
             page.gauge(f"emu:{name}", text, [("", value)])

@@ -15,6 +15,7 @@ from emu.apps.serve.logprobs import chat_logprobs, completion_logprobs, prompt_p
 from emu.apps.serve.pace import AnswerPace
 from emu.apps.serve.script import Part
 from emu.apps.serve.service import Service
+from emu.apps.serve.stencils import Stencil
 from emu.units import NS_PER_MS
 
 
@@ -43,7 +44,8 @@ class OpenAiFace(Face):
         super().__init__(service, call, exchange)
         kind = "chatcmpl" if call.is_chat else "cmpl"
         self.answer_id = f"{kind}-{call.request_id or f'{service.session}-{service.next_call()}'}"
-        self._ends: dict[str, bytes] = {}
+        self._stencils: dict[int, Stencil] = {}
+        """Of the answers that are plain filler, by index."""
 
     def whole(self) -> bytes:
         """One JSON object."""
@@ -118,18 +120,27 @@ class OpenAiFace(Face):
         return {key: found[key] + more[key] for key in found}
 
     def opening(self) -> bytes:
-        """Nothing comes before the first token; the parts of its chunk are made."""
+        """Nothing comes before the first token; what its chunks have in common is made."""
         call = self.call
+        if call.max_tokens == 0:
+            return b""
         frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
-        self._start = f'data: {frame},"choices":[{{"index":'.encode()
-        self._text = b',"delta":{"content":"' if call.is_chat else b',"text":"'
-        self._first = b',"delta":{"role":"assistant","content":"' if call.is_chat else b',"text":"'
-        close = '"}' if call.is_chat else '"'
+        role, content = ('{"role":"assistant",', '"content":"') if call.is_chat else ("", '"')
+        key, close = (',"delta":', '"}') if call.is_chat else (',"text":', '"')
         usage = ',"usage":null' if call.include_usage else ""
-        for reason in ("", "length", "stop"):
-            text = f'"{reason}"' if reason else "null"
-            self._ends[reason] = (
-                f'{close},"logprobs":null,"finish_reason":{text}}}]{usage}}}\n\n'.encode()
+        for choice in self.exchange.choices:
+            if choice.script is not None:
+                continue
+            head = f'data: {frame},"choices":[{{"index":{choice.index}{key}'
+            tail = f'{close},"logprobs":null,"finish_reason":'
+            rest = f"}}]{usage}}}\n\n"
+            self._stencils[choice.index] = Stencil(
+                first=f"{head}{role}{content}".encode(),
+                further=f"{head}{'{' if call.is_chat else ''}{content}".encode(),
+                end=f"{tail}null{rest}".encode(),
+                last=f'{tail}"{choice.finish_reason}"{rest}'.encode(),
+                start=choice.start,
+                tokens=choice.tokens,
             )
         return b""
 
@@ -142,6 +153,14 @@ class OpenAiFace(Face):
             "model": self.model,
         }
 
+    @property
+    def stencil(self) -> Stencil | None:
+        """The stencil of all that is still to come, where one is enough."""
+        choices = self.exchange.choices
+        if len(choices) != 1 or self.call.continuous_usage:
+            return None
+        return self._stencils.get(choices[0].index)
+
     def news(self, after: int) -> bytes:
         """One chunk for each token that has not been sent."""
         return b"".join(self._news(after))
@@ -149,28 +168,20 @@ class OpenAiFace(Face):
     def _news(self, after: int) -> Iterator[bytes]:
         pieces = self.service.piece_bytes
         for choice in self.exchange.choices:
-            if choice.script is not None or self.call.max_tokens == 0:
+            stencil = self._stencils.get(choice.index)
+            if stencil is None:
                 for token in self.unsent(choice, after):
                     yield self._chunk(choice, token)
                 continue
             end = choice.produced if after == 0 else min(choice.produced, after)
-            index = b"%d" % choice.index
-            last = choice.tokens - 1
             while choice.sent < end:
-                position = choice.sent
+                chunk = stencil.chunk(choice.sent, pieces)
                 choice.sent += 1
-                yield self._start
-                yield index
-                yield self._text if position else self._first
-                yield pieces[(choice.start + position) % len(pieces)]
-                tail = self._ends[choice.finish_reason if position >= last else ""]
-                if self.call.continuous_usage:
-                    tail = self._with_usage(tail, choice)
-                yield tail
+                yield self._with_usage(chunk, choice) if self.call.continuous_usage else chunk
 
-    def _with_usage(self, end: bytes, choice: Choice) -> bytes:
+    def _with_usage(self, chunk: bytes, choice: Choice) -> bytes:
         usage = self._usage_so_far(choice)
-        head = end.rpartition(b"]")[0]
+        head = chunk.rpartition(b"]")[0]
         return head + b'],"usage":' + json.dumps(usage).encode() + b"}\n\n"
 
     def _usage_so_far(self, choice: Choice) -> dict[str, int]:

@@ -115,6 +115,15 @@ class ServeOptions(Logged):
             "The first of these ports; 0 = the one after --port.", at_least=0, at_most=_PORT_MAX
         ),
     ] = 0
+    fronts: Annotated[
+        int,
+        Option(
+            "So many processes hold the connections of clients, around the one that emulates; 0 ="
+            " none.",
+            at_least=0,
+            at_most=64,
+        ),
+    ] = 0
     face: Annotated[
         Literal["vllm", "sglang"], Option("Whose metrics and figures these ports have.")
     ] = "vllm"
@@ -131,6 +140,16 @@ class ServeOptions(Logged):
             "Publish the endpoints' KV events (ZMQ) from this port on, with as many replay ports"
             " behind; 0 = ports that the system chooses.",
             "--kv-events",
+            at_least=0,
+            at_most=_PORT_MAX,
+        ),
+    ] = None
+    grpc_port: Annotated[
+        int | None,
+        Option(
+            "Speak vLLM's or SGLang's gRPC (see --face) on this port, with --fleet on one for each"
+            " replica from it on (extra `grpc`); 0 = ports that the system chooses.",
+            "--grpc",
             at_least=0,
             at_most=_PORT_MAX,
         ),

@@ -15,10 +15,12 @@ and raises it again, up to what was asked for, when a while has gone well.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 
+from emu.apps.serve.token_pace import TokenPace
 from emu.units import NS_PER_S
 
 ALLOWED_NS: Final = 5_000_000
@@ -87,6 +89,8 @@ class Pace:
         """Emulated seconds per second, now."""
         self.seen_s: list[tuple[float, float]] = []
         """(emulated, as its client saw it) TTFT of the answers since the last look."""
+        self.of_tokens = TokenPace()
+        """Of the single tokens of streams."""
         self._recent: deque[AnswerPace] = deque(maxlen=_WINDOW_ANSWERS_MAX)
         self._told = (0.0, 0.0)
         """Late share and worst lateness when the verdict was told last."""
@@ -115,6 +119,18 @@ class Pace:
         late_ns = answer.last_late_ns = max(0, left_ns - due_ns)
         is_late = not answer.is_late and _is_late(late_ns, due_ns - came_ns)
         self._note(answer, late_ns, left_ns, is_late=is_late)
+
+    def correct(self, answer: AnswerPace, came_ns: int, written: Sequence[tuple[int, int]]) -> None:
+        """When its first and its last token were written by another process: (due, left)."""
+        (due_ns, left_ns), last = written[0], written[1:]
+        answer.first_late_ns = max(answer.first_late_ns, left_ns - due_ns)
+        worst = [(answer.first_late_ns, due_ns, left_ns)]
+        for due_ns, left_ns in last:
+            answer.last_late_ns = max(answer.last_late_ns, left_ns - due_ns)
+            worst.append((answer.last_late_ns, due_ns, left_ns))
+        for late_ns, due_ns, left_ns in worst:
+            late = not answer.is_late and _is_late(late_ns, due_ns - came_ns)
+            self._note(answer, late_ns, left_ns, is_late=late)
 
     def _note(self, answer: AnswerPace, late_ns: int, at_ns: int, *, is_late: bool) -> None:
         self.last_s = late_ns / NS_PER_S
@@ -184,6 +200,8 @@ class Pace:
             return "pace unknown: nothing was answered"
         mean_ms = 1e3 * self.sum_s / self.requests
         figures = f"mean lateness {mean_ms:.1f} ms, worst {1e3 * self.worst_s:.1f} ms (emulated)"
+        if self.of_tokens.tokens:
+            figures += f"; 99 % of tokens within {self.of_tokens.quantile_ms(0.99):.3g} ms (wall)"
         if not self.is_late:
             return f"pace kept: {self.late} of {self.requests} requests late, {figures}"
         return (
@@ -202,6 +220,8 @@ class Pace:
             "late_share": round(self.late_share, 6),
             "mean_lateness_s": round(self.sum_s / self.requests, 6) if self.requests else 0.0,
             "worst_lateness_s": round(self.worst_s, 6),
+            "token_late_p99_ms": round(self.of_tokens.quantile_ms(0.99), 3),
+            "token_late_worst_ms": round(self.of_tokens.worst_ns / 1e6, 3),
             "worst_intake_s": round(self.intake_worst_s, 6),
             "first_late_s": round(self.first_late_s, 6) if self.first_late_s >= 0 else None,
             "late_spells_s": [[round(a, 3), round(b, 3)] for a, b in self.late_from_s[:100]],

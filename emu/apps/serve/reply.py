@@ -9,6 +9,7 @@ client that leaves cancels its requests.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.faces import Face
 from emu.apps.serve.failures import Failure, failure_error
-from emu.apps.serve.intake import Ticket
+from emu.apps.serve.fronts.link import FrontChunks
+from emu.apps.serve.intake import ChunkWriter, Ticket
 from emu.apps.serve.pace import ALLOWED_NS, AnswerPace
 from emu.request import Request, Status
 
@@ -71,6 +73,8 @@ class Reply:
         self._pace: AnswerPace | None = None
         self._is_slow_reader = False
         self._scope: Scope = {}
+        self._chunks: ChunkWriter | FrontChunks | None = None
+        """The short way to the client, where there is one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; cancel what is left of the requests if the client leaves."""
@@ -80,6 +84,7 @@ class Reply:
         if ticket is not None:
             self.service.intake.end(ticket)
         self._scope = scope
+        self._chunks = scope.get("state", {}).get("chunks")
         watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
@@ -127,6 +132,7 @@ class Reply:
         data = self.face.whole()
         await self._dawdle()
         await send_json(send, data, self._headers())
+        await self._note_end(max(c.last_ns for c in exchange.choices))
 
     async def _stream(self, send: Send) -> None:
         exchange, face = self.exchange, self.face
@@ -161,14 +167,45 @@ class Reply:
             if exchange.is_ended and all(c.sent >= c.produced for c in exchange.choices):
                 break
             try:
+                exchange.on_token = self._on_token()
                 if not await self._change():
                     return
             except ApiError as error:
                 await send({"type": "http.response.body", "body": face.broken(error)})
                 return
+            finally:
+                exchange.on_token = None
         self._note_last()
         assert self._pace is not None
         await send({"type": "http.response.body", "body": face.closing(self._pace)})
+        await self._note_end(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
+
+    def _on_token(self) -> Callable[[int], None] | None:
+        """Writes tokens past all layers as they come; None where an answer has to wake for each."""
+        chunks, face, exchange = self._chunks, self.face, self.exchange
+        if chunks is None or self.failure is not None:
+            return None
+        cluster = self.service.cluster
+        if isinstance(chunks, FrontChunks) and face.stencil is not None:
+            (choice,) = exchange.choices
+            chunks.begin(face.stencil, choice.sent)
+            token = chunks.token
+
+            def count(due_ns: int) -> None:
+                choice.sent += 1
+                token(due_ns, cluster.wall_late_ns(due_ns))
+
+            return count
+        note = cluster.departures.note
+
+        def write(due_ns: int) -> None:
+            if chunks.is_paused:
+                exchange.changed.set()
+                return
+            chunks.write(face.news(0))
+            note(due_ns, 1)
+
+        return write
 
     async def _dawdle(self) -> None:
         """A slow answer takes its time with each piece, which is no lateness of this machine."""
@@ -209,8 +246,6 @@ class Reply:
         cluster, exchange = self.service.cluster, self.exchange
         now_ns = cluster.kernel.wall_ns()
         self._pace = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
-        if not self.call.stream:
-            cluster.note_pace(exchange, self._pace)
 
     def _note_last(self) -> None:
         cluster, exchange = self.service.cluster, self.exchange
@@ -219,7 +254,20 @@ class Reply:
             due_ns = max(choice.last_ns for choice in exchange.choices)
             now_ns = cluster.kernel.wall_ns()
             cluster.pace.last(self._pace, exchange.came_ns, due_ns, now_ns)
-        cluster.note_pace(exchange, self._pace)
+
+    async def _note_end(self, first_due_ns: int) -> None:
+        """The answer is whole: what a front has written later than it was given counts as well."""
+        cluster, exchange, pace = self.service.cluster, self.exchange, self._pace
+        assert pace is not None
+        done = await self._chunks.written() if isinstance(self._chunks, FrontChunks) else None
+        if done is not None and not done.is_slow and not self._is_slow_reader:
+            now_ns, wall_ns = time.monotonic_ns(), cluster.kernel.wall_ns
+            written = [(first_due_ns, wall_ns(now_ns - done.first_ns))]
+            if self.call.stream:
+                due_ns = max(choice.last_ns for choice in exchange.choices)
+                written.append((due_ns, wall_ns(now_ns - done.last_ns)))
+            cluster.pace.correct(pace, exchange.came_ns, written)
+        cluster.note_pace(exchange, pace)
 
     def _breaks(self) -> bool:
         is_slow = self.failure is not None and self.failure.mode == "slow"

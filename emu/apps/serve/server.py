@@ -21,28 +21,30 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
-import uvicorn
 from anyio.abc import TaskGroup
 
 from emu.apps.serve.answers import Answers
-from emu.apps.serve.app import make_app
-from emu.apps.serve.endpoint_app import endpoint_app
+from emu.apps.serve.app import Api, make_app
+from emu.apps.serve.endpoint_app import EndpointApi, endpoint_app
 from emu.apps.serve.fleet import Fleet, check_fleet
+from emu.apps.serve.fronts.frames import Settings
+from emu.apps.serve.fronts.link import Fronts
 from emu.apps.serve.guard import is_loopback
-from emu.apps.serve.intake import Intake, LiveProtocol
+from emu.apps.serve.intake import LiveProtocol
 from emu.apps.serve.kubernetes.http import Kubernetes
 from emu.apps.serve.kv_events import KvEvents
+from emu.apps.serve.listening import OwnPorts, Ports, bind, make_web_server, port_of, reserve
 from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.pace import Adapter
 from emu.apps.serve.pictures import shown_to
-from emu.apps.serve.ports import BACKLOG, Dispatch, ReplicaPorts, bind, port_of
+from emu.apps.serve.ports import Dispatch, ReplicaPorts
 from emu.apps.serve.recording import LatenessFile, ReplayFile, Tape, TrafficLog
 from emu.apps.serve.service import Service, schedule, served_names, weights_from_host_s
 from emu.apps.serve.snapshot import snapshot
@@ -59,6 +61,7 @@ from emu.errors import InputError, PaceLost, needs_extra
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
 from emu.process.interrupts import sent_to
+from emu.replica.view import ReplicaHandle
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
@@ -66,6 +69,7 @@ from emu.runs.runner import next_free
 from emu.units import NS_PER_S, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.apps.serve.engine_rpc import RpcPorts
     from emu.apps.serve.traces.otlp import Exporter
 
 _TICK_S: Final = 0.1
@@ -74,17 +78,6 @@ _REPLICAS_SLOW: Final = 64
 """Above so many replicas snapshots come half as often: a page that is open stays cheap."""
 _PORTS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
-_CLOSE_S: Final = 5.0
-"""Wall time that clients have to take the last bytes."""
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Take none."""
-        yield
 
 
 def _exporter(options: ServeOptions) -> Exporter | None:
@@ -97,6 +90,16 @@ def _exporter(options: ServeOptions) -> Exporter | None:
         from emu.apps.serve.traces.otlp import Exporter
 
     return Exporter(options.otlp, options.face)
+
+
+def _rpc(options: ServeOptions) -> RpcPorts | None:
+    """gRPC ports, if any are asked for."""
+    if options.grpc_port is None:
+        return None
+    with needs_extra("grpc", "serve", "--grpc"):
+        from emu.apps.serve.engine_rpc import RpcPorts
+
+    return RpcPorts(options.host, options.grpc_port, options.face)
 
 
 Announce = Callable[["LiveServer"], None]
@@ -134,12 +137,15 @@ class LiveServer:
             self.tokenizer.shown = shown_to(self.plan.replicas[0])
         self.answers = Answers(Path(options.answers) if options.answers else None)
         self.exporter = _exporter(options)
+        self.rpc = _rpc(options)
         self.service: Service | None = None
         self.port = options.port
         self._began = Began.now()
         self._group: TaskGroup | None = None
         self.fleet: Fleet | None = None
         self.ports: ReplicaPorts | None = None
+        self.entrance: Ports | None = None
+        """What holds the connections of clients."""
         self._endpoint_sockets: list[socket.socket] = []
 
     async def run(self, *, announce: Announce | None = None, handle_signals: bool = True) -> None:
@@ -155,7 +161,9 @@ class LiveServer:
             await self._run(announce)
 
     async def _run(self, announce: Announce | None) -> None:
-        listening = bind(self.options.host, self.options.port, "--host, --port")
+        options = self.options
+        take = reserve if options.fronts else bind
+        listening = take(options.host, options.port, "--host, --port")
         self.port = port_of(listening)
         cluster: LiveCluster | None = None
         files: RunDirectory | None = None
@@ -210,10 +218,10 @@ class LiveServer:
         if self._later:
             service.on_first_call.append(partial(schedule, service, self._later))
         dispatch = Dispatch()
-        ports = self._make_fleet(service, dispatch) if self.options.has_fleet else None
+        entrance = self.entrance = self._make_entrance(service, dispatch)
+        ports = self._make_fleet(service, dispatch, entrance) if self.options.has_fleet else None
         kubernetes = Kubernetes(service, [] if self.fleet is None else self.fleet.endpoints)
         dispatch.main = make_app(service, kubernetes)
-        server = self._web_server(dispatch, service.intake)
         ended = asyncio.Event()
         async with contextlib.AsyncExitStack() as last, anyio.create_task_group() as group:
             if self.fleet is not None and self.fleet.events is not None:
@@ -224,7 +232,7 @@ class LiveServer:
                 cluster.end_open(outcome.error)
                 service.is_draining = True
                 service.hub.close()
-                server.should_exit = True
+                entrance.end()
                 ended.set()
 
             group.start_soon(emulate)
@@ -233,44 +241,57 @@ class LiveServer:
             if self.exporter is not None:
                 group.start_soon(self.exporter.run)
                 last.push_async_callback(self.exporter.flush)
-            if ports is not None:
-                group.start_soon(self._keep_ports, ports, server)
             self._group = group
-            if announce is not None:
-                announce(self)
-            gc.collect()
-            gc.freeze()
             try:
-                await server.serve(sockets=[listening])
-            finally:
-                _drop_connections(server)
+                await entrance.start(listening)
+                if self.rpc is not None:
+                    last.push_async_callback(self.rpc.stop)
+                    await self.rpc.start(self._rpc_apis(service))
                 if ports is not None:
-                    ports.close()
+                    if entrance.started:
+                        await ports.update()
+                    group.start_soon(self._keep_ports, ports, entrance)
+                if announce is not None:
+                    announce(self)
+                gc.collect()
+                gc.freeze()
+                await entrance.serve()
+            finally:
+                entrance.drop()
             cluster.close_door()
             await ended.wait()
             group.cancel_scope.cancel()
 
-    def _web_server(self, dispatch: Dispatch, intake: Intake) -> _Server:
-        """uvicorn, with stamps and time-outs of its own."""
-        limit_s = self.options.header_timeout_s
-        protocol = partial(LiveProtocol, intake=intake, head_timeout_s=limit_s)
-        return _Server(
-            uvicorn.Config(
-                dispatch,
-                http=protocol,  # type: ignore[arg-type]
-                ws="none",
-                ssl_certfile=self.options.tls_cert or None,
-                ssl_keyfile=self.options.tls_key or None,
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=int(_CLOSE_S),
-            )
-        )
+    def _rpc_apis(self, service: Service) -> list[tuple[Api, Sequence[ReplicaHandle], str]]:
+        """(application, replicas, role) of each gRPC port."""
+        fleet = self.fleet
+        if fleet is None:
+            return [(Api(service), service.cluster.replicas, "")]
+        return [
+            (EndpointApi(service, fleet, endpoint), [endpoint.replica], endpoint.role)
+            for endpoint in fleet.endpoints
+        ]
 
-    def _make_fleet(self, service: Service, dispatch: Dispatch) -> ReplicaPorts:
+    def _make_entrance(self, service: Service, dispatch: Dispatch) -> Ports:
+        """What holds the connections of clients: this process, or fronts."""
+        options = self.options
+        if options.fronts:
+            settings = Settings(
+                options.host,
+                options.tls_cert,
+                options.tls_key,
+                options.header_timeout_s,
+                int(options.max_body_mib * 2**20),
+                service.piece_bytes,
+            )
+            pace = service.cluster.pace.of_tokens
+            return Fronts(options.fronts, settings, dispatch, service.intake, pace)
+        limit_s = options.header_timeout_s
+        protocol = partial(LiveProtocol, intake=service.intake, head_timeout_s=limit_s)
+        server = make_web_server(dispatch, protocol, options.tls_cert, options.tls_key)
+        return OwnPorts(server, options.host, bound=self._endpoint_sockets)
+
+    def _make_fleet(self, service: Service, dispatch: Dispatch, entrance: Ports) -> ReplicaPorts:
         """Endpoints, and their ports."""
         options = self.options
         ports = [port_of(s) for s in self._endpoint_sockets]
@@ -282,14 +303,14 @@ class LiveServer:
             fleet.events = KvEvents(service, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
             dispatch.by_port[endpoint.port] = endpoint_app(service, fleet, endpoint)
-        self.ports = ReplicaPorts(options.host, fleet.endpoints, self._endpoint_sockets)
+        self.ports = ReplicaPorts(fleet.endpoints, entrance)
         return self.ports
 
-    async def _keep_ports(self, ports: ReplicaPorts, server: _Server) -> None:
+    async def _keep_ports(self, ports: ReplicaPorts, entrance: Ports) -> None:
         """Ports follow the states of their replicas."""
         while True:
-            if server.started:
-                await ports.update(server)
+            if entrance.started:
+                await ports.update()
                 for problem in ports.problems:
                     print(f"warning: {problem}", file=sys.stderr, flush=True)
                 ports.problems.clear()
@@ -408,7 +429,8 @@ class LiveServer:
         base = self.options.ports or (self.port + 1 if self.options.port else 0)
         for index in range(len(self.plan.replicas)):
             port = base + index if base else 0
-            self._endpoint_sockets.append(bind(self.options.host, port, "--ports"))
+            take = reserve if self.options.fronts else bind
+            self._endpoint_sockets.append(take(self.options.host, port, "--ports"))
 
     @property
     def url(self) -> str:
@@ -418,15 +440,6 @@ class LiveServer:
         return (
             f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
         )
-
-
-def _drop_connections(server: _Server) -> None:
-    """Nothing stays open, whatever has ended the server (after a drain nothing is)."""
-    for acceptor in server.servers if server.started else ():
-        acceptor.close()
-    for connection in list(server.server_state.connections):
-        if isinstance(connection, LiveProtocol):
-            connection.transport.abort()
 
 
 def _nothing() -> None:
@@ -492,6 +505,9 @@ def _announce(server: LiveServer) -> None:
             place = server.url.rpartition(":")[0]
             replica = endpoint.replica
             print(f"replica {replica.replica_id:<4} {place}:{endpoint.port}  {replica.state.value}")
+    if server.rpc is not None:
+        for port in server.rpc.ports:
+            print(f"grpc         {server.options.host}:{port}")
     for name, line in client_lines(server):
         print(f"{name:<12} {line}")
     sys.stdout.flush()

@@ -22,6 +22,7 @@ from emu.apps.serve.choices import Choice, Exchange, traced_half
 from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
 from emu.apps.serve.statistics import Statistics
+from emu.apps.serve.token_pace import Departures
 from emu.apps.serve.traces.recorder import Recorder
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
@@ -100,6 +101,7 @@ class LiveCluster(Observer):
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
+        self.departures = Departures(self.pace.of_tokens, self.wall_late_ns)
         self.observers: list[Watching] = []
         self._choices: dict[int, Choice] = {}
         self._ending: dict[int, Choice] = {}
@@ -135,6 +137,10 @@ class LiveCluster(Observer):
     def tokens_in_migration(self) -> int:
         """Prompt tokens that wait for or are under migration."""
         return self.world.cluster.tokens_in_migration
+
+    def wall_late_ns(self, due_ns: int) -> int:
+        """Wall time since something was due."""
+        return int((self.kernel.wall_ns() - due_ns) / self.kernel.speed)
 
     def note_pace(self, exchange: Exchange, pace: AnswerPace) -> None:
         """How late an answer was is written down beside the recording."""
@@ -351,7 +357,11 @@ class LiveCluster(Observer):
                     for stats in sinks:
                         stats.began(choice.request, now_ns)
             choice.last_ns = now_ns
-            choice.exchange.changed.set()
+            exchange = choice.exchange
+            if exchange.on_token is None:
+                exchange.changed.set()
+            else:
+                exchange.on_token(now_ns)
         if gap_count:
             for stats in sinks:
                 stats.inter_token.add(gap_ns / NS_PER_S, gap_count)

@@ -1,0 +1,117 @@
+"""How late tokens of streams leave this machine, on the wall clock.
+
+The verdict of `pace` is on answers; this is on each token after the first of a streamed answer. A
+token's lateness is the wall time between the instant at which it was due and the end of the turn of
+the event loop in which its bytes were given to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+FINE: Final = 100
+"""Buckets of 0.25 ms; the others grow by a quarter each."""
+BUCKETS: Final = FINE + 40
+_FINE_NS: Final = 250_000
+_GROWTH: Final = 1.25
+_SLICE_S: Final = 30
+SLICES: Final = 10
+"""So many slices of half a minute are the last five minutes."""
+
+
+def bucket_of(late_ns: int) -> int:
+    """The bucket of a lateness."""
+    if late_ns < FINE * _FINE_NS:
+        return max(0, late_ns // _FINE_NS)
+    more = math.log(late_ns / (FINE * _FINE_NS), _GROWTH)
+    return min(BUCKETS - 1, FINE + int(more))
+
+
+def most_ms(bucket: int) -> float:
+    """The largest lateness in a bucket."""
+    if bucket < FINE:
+        return (bucket + 1) * _FINE_NS / 1e6
+    return FINE * _FINE_NS / 1e6 * _GROWTH ** (bucket - FINE + 1)
+
+
+class TokenPace:
+    """Lateness of the tokens so far, and of the last five minutes."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * BUCKETS
+        self.worst_ns = 0
+        self._slices: list[tuple[int, list[int]]] = []
+
+    def add(self, late_ns: int, count: int, now_s: float) -> None:
+        """So many tokens have left so late; `now_s`: wall clock."""
+        self._slice(now_s)[bucket_of(late_ns)] += count
+        self.counts[bucket_of(late_ns)] += count
+        self.worst_ns = max(self.worst_ns, late_ns)
+
+    def add_counts(self, counts: Sequence[int], worst_ns: int, now_s: float) -> None:
+        """The same, counted by another process."""
+        part = self._slice(now_s)
+        for bucket, count in enumerate(counts):
+            part[bucket] += count
+            self.counts[bucket] += count
+        self.worst_ns = max(self.worst_ns, worst_ns)
+
+    def _slice(self, now_s: float) -> list[int]:
+        number = int(now_s // _SLICE_S)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, [0] * BUCKETS))
+            self._slices = [one for one in self._slices if one[0] > number - SLICES]
+        return self._slices[-1][1]
+
+    @property
+    def tokens(self) -> int:
+        """Counted so far."""
+        return sum(self.counts)
+
+    def quantile_ms(self, share: float) -> float:
+        """What so large a part of all tokens kept, rounded up to the bucket; 0 without tokens."""
+        return _quantile_ms(self.counts, share)
+
+    def recent_ms(self, share: float, now_s: float) -> float:
+        """The same of the last five minutes."""
+        oldest = int(now_s // _SLICE_S) - SLICES
+        kept = [counts for number, counts in self._slices if number > oldest]
+        return _quantile_ms([sum(column) for column in zip(*kept, strict=True)], share)
+
+
+def _quantile_ms(counts: Sequence[int], share: float) -> float:
+    left = math.ceil(share * sum(counts))
+    if left == 0:
+        return 0.0
+    for bucket, count in enumerate(counts):
+        left -= count
+        if left <= 0:
+            return most_ms(bucket)
+    raise AssertionError("counts have changed")
+
+
+class Departures:
+    """Tokens that this turn of the event loop writes; judged when the turn is over."""
+
+    def __init__(self, pace: TokenPace, wall_late_ns: Callable[[int], int]) -> None:
+        """`wall_late_ns`: how much wall time ago something was due."""
+        self._pace = pace
+        self._wall_late_ns = wall_late_ns
+        self._due: list[tuple[int, int]] = []
+
+    def note(self, due_ns: int, count: int) -> None:
+        """So many tokens that were due then have been written."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._judge)
+        if self._due and self._due[-1][0] == due_ns:
+            count += self._due.pop()[1]
+        self._due.append((due_ns, count))
+
+    def _judge(self) -> None:
+        due, self._due = self._due, []
+        now_s = asyncio.get_running_loop().time()
+        for due_ns, count in due:
+            self._pace.add(max(0, self._wall_late_ns(due_ns)), count, now_s)
