@@ -72,5 +72,5 @@ def start_up_of(replica: ReplicaPlan, *, is_cached: bool = False) -> StartUp | N
 
 
 def captured_sizes(graph_limit: int, kind: str) -> int:
-    """Sizes that are captured up to a limit."""
+    """Number of sizes that are captured, of which `graph_limit` is the largest."""
     return len({padded(tokens, graph_limit, kind) for tokens in range(1, graph_limit + 1)})
