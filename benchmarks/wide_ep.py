@@ -90,13 +90,6 @@ def deepep(
     )
 
 
-def one_domain(overlap: str, popularity: Popularity, redundant: int) -> ExpertSetting:
-    """One NVLink domain."""
-    return ExpertSetting(
-        all2all="mnnvl", overlap=overlap, popularity=popularity, redundant=redundant
-    )
-
-
 def backend(
     role: str, ranks: int, setting: ExpertSetting | None, site: Site = HOPPER
 ) -> LatencyBackend:
@@ -157,9 +150,10 @@ TWO: Final = "two_batch"
 _PLACED: Final = (MEASURED, 32)
 H800: Final = Site(gpu="H800")
 H200: Final = Site(gpu="H200", engine=("vllm", "0.11"))
-GB200: Final = Site(gpu="GB200", machine=4)
-GB200_WIDE: Final = Site(gpu="GB200", machine=4, wide_attention=True)
-GB200_FP4: Final = Site(gpu="GB200", machine=4, expert_dtype="nvfp4", kv_cache_dtype="fp8")
+# SGLang ran DeepEP on GB200, over NVLink alone: a rack is one machine.
+GB200: Final = Site(gpu="GB200", machine=72)
+GB200_WIDE: Final = Site(gpu="GB200", machine=72, wide_attention=True)
+GB200_FP4: Final = Site(gpu="GB200", machine=72, expert_dtype="nvfp4", kv_cache_dtype="fp8")
 
 
 def _prefill(tokens: int, published: float) -> Deployment:
@@ -243,18 +237,17 @@ DEPLOYMENTS: Final = (
         what="vLLM, 32 H200, decode, 512 sequences a GPU, outputs of 512",
         role="decode",
         ranks=32,
-        setting=deepep(TWO, *_PLACED),
+        setting=deepep(TWO, EVEN, 32),  # its launch script routes tokens evenly at random
         shape=decodes(512, 257),
         published=2_387,
         of_gpu=True,
         site=H200,
-        assumed="two batches and 32 copies; 1,885 without copies",
     ),
     Deployment(
         what="SGLang, 48 GB200, decode, fp8 (part 1)",
         role="decode",
         ranks=48,
-        setting=one_domain("none", MEASURED, 32),
+        setting=deepep("none", MEASURED, 32),
         shape=decodes(768, 2050),
         published=7_583,
         of_gpu=True,
@@ -265,7 +258,7 @@ DEPLOYMENTS: Final = (
         what="SGLang, 48 GB200, decode, bf16 attention, fp8 experts (part 2)",
         role="decode",
         ranks=48,
-        setting=one_domain("single_batch", MEASURED, 32),
+        setting=deepep("single_batch", MEASURED, 32),
         shape=decodes(768, 2050),
         published=9_087,
         of_gpu=True,
@@ -276,7 +269,7 @@ DEPLOYMENTS: Final = (
         what="SGLang, 48 GB200, decode, fp8 attention, nvfp4 experts (part 2)",
         role="decode",
         ranks=48,
-        setting=one_domain("single_batch", MEASURED, 32),
+        setting=deepep("single_batch", MEASURED, 32),
         shape=decodes(1408, 2050),
         published=13_386,
         of_gpu=True,
@@ -287,7 +280,7 @@ DEPLOYMENTS: Final = (
         what="SGLang, 4 GB200 a group, prefill, bf16 attention, fp8 experts (part 2)",
         role="prefill",
         ranks=4,
-        setting=one_domain("none", MEASURED, 32),
+        setting=deepep("none", MEASURED, 32),
         shape=prompts(8, 2048),
         published=18_471,
         of_gpu=True,
@@ -298,7 +291,7 @@ DEPLOYMENTS: Final = (
         what="SGLang, 2 GB200 a group, prefill, nvfp4 experts (part 2)",
         role="prefill",
         ranks=2,
-        setting=one_domain("none", MEASURED, 32),
+        setting=deepep("none", MEASURED, 32),
         shape=prompts(8, 2048),
         published=26_156,
         of_gpu=True,

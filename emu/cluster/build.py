@@ -18,11 +18,10 @@ from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import (
     Plan,
     ReplicaPlan,
-    groups_of,
     plugins_of,
 )
 from emu.cluster.tier_book import TierBook
-from emu.config.schema import Config, FcfsTable, HpaTable, ProfileTable
+from emu.config.schema import FcfsTable, HpaTable
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from emu.features.base import Column, Door
     from emu.migration.live import LiveMigrator
     from emu.migration.watcher import Watcher
-    from emu.replica.wave import Rebalance, WaveGroup
     from emu.report.history import History
 
 S = ReplicaState
@@ -261,45 +259,6 @@ def _scheduler(
         own=own,
         parts=parts,
     )
-
-
-def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
-    """Replicas of a data-parallel group start their iterations together. The groups."""
-    groups = groups_of(plan.replicas)
-    if not groups:
-        return []
-    from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup  # few runs have groups
-
-    waves = []
-    for name, members in groups.items():
-        first = members[0]
-        is_shared = first.model.experts is not None and first.expert_parallel > 1
-        padded = 0
-        if is_shared and first.latency.host_overhead and isinstance(first.latency, ProfileTable):
-            padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.requests_max)
-        wave = WaveGroup(
-            name,
-            shares_experts=is_shared,
-            holds_experts=first.experts is None or not first.experts.is_apart,
-            padded_tokens_max=padded,
-            rebalance=_rebalance(first, plan.config),
-        )
-        waves.append(wave)
-        for member in members:
-            wave.join(replicas[member.replica_id])
-    return waves
-
-
-def _rebalance(first: ReplicaPlan, config: Config) -> Rebalance | None:
-    """When a group's experts are placed anew; None = never."""
-    setting = first.experts
-    if setting is None or not setting.interval_s:
-        return None
-    from emu.latency.experts.routed import stall_ns  # few groups do
-    from emu.replica.wave import Rebalance
-
-    context = first.latency_context(config)
-    return Rebalance(s_to_ns(setting.interval_s), stall_ns(context, setting))
 
 
 def fault_handlers() -> Mapping[str, Handler]:

@@ -23,9 +23,9 @@ from emu.cluster.build import (
     build_rejecter,
     build_replica,
     fault_handlers,
-    join_waves,
     tell_decisions,
 )
+from emu.cluster.build_waves import join_waves
 from emu.cluster.commands import Commander, check_commands
 from emu.cluster.control_loops import Scalers
 from emu.cluster.ending import Outcome, StallGuard, ended

@@ -355,6 +355,9 @@ def _check_scheduler(group: ReplicaGroup) -> None:
     if scheduler.alone_key and group.table.data_parallel_group:
         problem = f"means nothing in a data_parallel_group ({group.key})"
         raise InputError(source, None, f"scheduler.{scheduler.alone_key}", problem)
+    if scheduler.group_key and not group.table.data_parallel_group:
+        problem = f"means nothing outside a data_parallel_group ({group.key})"
+        raise InputError(source, None, f"scheduler.{scheduler.group_key}", problem)
     if scheduler.colocated_key and group.table.role != "colocated":
         problem = f'means nothing with role = "{group.table.role}" ({group.key})'
         raise InputError(source, None, f"scheduler.{scheduler.colocated_key}", problem)

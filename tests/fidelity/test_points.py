@@ -78,7 +78,7 @@ def test_lengths_are_fixed_where_the_source_does_not_draw_them(tmp_path: Path) -
         ({"engine": "lmdeploy"}, "engine lmdeploy"),
         ({"gpus": ""}, "number of GPUs not known"),
         ({"gpus": "8"}, "8 GPUs, tp 2, pp 1"),
-        ({"dp": "2"}, "attention data parallelism"),
+        ({"dp": "2"}, "attention data parallelism without whole experts on its ranks"),
         ({"gpu": "Gaudi4"}, "GPU Gaudi4"),
         ({"load_kind": "poisson_qps"}, "load poisson_qps"),
         ({"load_value": ""}, "load_value (not stated)"),
@@ -103,6 +103,22 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
         ("decode", 1, 4),
     ]
     assert points[0].gpus == 6
+
+
+def test_ranks_of_attention_are_members_of_a_group(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "24", "tp": "", "gpu": "H200-SXM", "engine": "trtllm"}
+    row |= {"model": "deepseek-ai/DeepSeek-R1", "p_workers": "1", "p_tp": "8", "p_ep": "8"}
+    decode = {"d_workers": "2", "d_tp": "1", "d_dp": "8", "d_ep": "8"}
+    points, unread = read_points(table(tmp_path, row | decode))
+    assert unread == []
+    assert points[0].gpus == 24
+    config = config_from_text(configuration(Job(points[0])), "point")
+    groups = [(r.role, r.count, r.expert_parallel, r.data_parallel_group) for r in config.replicas]
+    assert groups == [
+        ("prefill", 1, 8, ""),
+        ("decode", 8, 8, "decode 0"),
+        ("decode", 8, 8, "decode 1"),
+    ]
 
 
 def test_the_name_of_a_run_counts_where_columns_count_ranks_twice(tmp_path: Path) -> None:
@@ -265,7 +281,8 @@ def test_the_command_says_what_it_left_out(
     table(tmp_path, {}, {"id": "b", "dp": "8"})
     assert main(["fidelity", str(tmp_path), "--json", "-j", "1"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["left_out"] == {"attention data parallelism": 1}
+    reason = "attention data parallelism without whole experts on its ranks"
+    assert document["left_out"] == {reason: 1}
     assert document["points"][0]["error_percent"].keys() == {"ttft_ms", "tpot_ms"}
     assert main(["fidelity", str(tmp_path), "-j", "1"]) == 0
     assert "1 points, 1 rows left out" in capsys.readouterr().out

@@ -193,7 +193,7 @@ class Reply:
 
             def count(due_ns: int) -> None:
                 choice.sent += 1
-                token(due_ns, cluster.wall_late_ns(due_ns))
+                token(due_ns)
 
             return count
         note = cluster.departures.note

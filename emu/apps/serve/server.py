@@ -284,8 +284,7 @@ class LiveServer:
                 int(options.max_body_mib * 2**20),
                 service.piece_bytes,
             )
-            pace = service.cluster.pace.of_tokens
-            return Fronts(options.fronts, settings, dispatch, service.intake, pace)
+            return Fronts(options.fronts, settings, dispatch, service.intake, service.cluster)
         limit_s = options.header_timeout_s
         protocol = partial(LiveProtocol, intake=service.intake, head_timeout_s=limit_s)
         server = make_web_server(dispatch, protocol, options.tls_cert, options.tls_key)

@@ -157,6 +157,12 @@ class SchedulerTable(Table, kw_only=True, frozen=True, tag_field="policy"):
         return ""
 
     @property
+    def group_key(self) -> str:
+        """A key that is given and that means something in a data_parallel_group only; empty =
+        none."""
+        return ""
+
+    @property
     def colocated_key(self) -> str:
         """A key that is given and changes nothing where prefill and decode are apart; empty =
         none."""
@@ -382,6 +388,8 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
             "enable_partial_reuse": Only("enable_block_reuse", (True,)),
             "copy_on_partial_reuse": Only("enable_partial_reuse", (True,)),
             "length_ends_known": Only("disable_overlap_scheduler", (False,)),
+            "attention_dp_timeout_iters": Only("attention_dp_enable_balance", (True,)),
+            "attention_dp_batching_wait_iters": Only("attention_dp_enable_balance", (True,)),
         }
     )
     capacity_scheduler_policy: Annotated[
@@ -428,6 +436,18 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
         Fraction,
         doc("Prompts that wait run when the step has this part of max_num_tokens; 0 = none waits."),
     ] = 0.0
+    attention_dp_enable_balance: Annotated[
+        bool,
+        doc(
+            "In a data_parallel_group prompts wait until every rank has one and a place for it (enable_balance of attention_dp_config)."
+        ),
+    ] = False
+    attention_dp_timeout_iters: Annotated[
+        Count0, doc("They wait at most so many steps (timeout_iters).")
+    ] = 50
+    attention_dp_batching_wait_iters: Annotated[
+        Count0, doc("Once all have one, they wait so many steps more (batching_wait_iters).")
+    ] = 10
     length_ends_known: Annotated[
         Literal["auto", "on", "off"],
         doc("What ends by its length is in no step too many; auto = from 1.3 on."),
@@ -445,6 +465,11 @@ class TensorrtLlmTable(SchedulerTable, kw_only=True, frozen=True, tag="tensorrt-
     def alone_key(self) -> str:
         """Attention data parallelism has no batch waiting."""
         return "batch_wait_timeout_iters" if self.batch_wait_timeout_iters else ""
+
+    @property
+    def group_key(self) -> str:
+        """Ranks of attention are the replicas of a group."""
+        return "attention_dp_enable_balance" if self.attention_dp_enable_balance else ""
 
     @property
     def misfit(self) -> tuple[str, str]:

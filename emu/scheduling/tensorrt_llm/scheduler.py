@@ -51,6 +51,7 @@ from emu.scheduling.looking import LookingScheduler
 from emu.scheduling.parts import Part
 from emu.scheduling.queues import ArrivalQueue, arrival_order
 from emu.scheduling.running import Record, RunningSet
+from emu.scheduling.tensorrt_llm.balance import ContextBalance, Standing
 from emu.scheduling.tensorrt_llm.capacity import (
     FITS,
     LACKS_BLOCKS,
@@ -145,6 +146,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         if table.enable_chunked_prefill:
             self._chunking = table.context_chunking_policy
         self._knows_ends = table.length_ends_known == "on" and not self._drafts
+        self._balance: ContextBalance | None = None
+        """With which other ranks its contexts begin; None = by themselves."""
         self._begin()
 
     def _begin(self) -> None:
@@ -159,6 +162,26 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Since the last step was formed."""
         self._stays_to_end: set[int] = set()
         """Requests with blocks that decode here, whatever is done with the replica's contexts."""
+
+    def share_contexts(self, balance: ContextBalance) -> None:
+        """From now on its contexts begin with those of other ranks."""
+        self._balance = balance
+        balance.join(self)
+
+    def standing(self) -> Standing:
+        """What it has before it forms a step, for the other ranks."""
+        running = self.running
+        is_free = not running.requests and not running.leaving
+        prefilling = sum(1 for one in running.beside.values() if one.prefilling)
+        waits = self._queue.count if is_free or not self._queue_waits() else 0
+        unseen = self._unseen.count and self._unseen.first_ns() <= running.last_start_ns
+        generates = len(running.requests) > prefilling
+        is_idle = not (running.requests or self._queue.count or self._unseen.count)
+        return Standing(
+            has_context=bool(prefilling or waits or unseen),
+            generates=generates or is_idle,
+            has_place=len(running.requests) < self.max_num_seqs,
+        )
 
     # Forming a step.
     def schedule(self, now_ns: int) -> Batch | None:
@@ -245,6 +268,8 @@ class TensorrtLlmScheduler(LookingScheduler):
             whole = sum(request.reached_tokens for request, new in prompts if new)
             if self._holds_back(self._budget - budget + whole):
                 return [0] * len(tokens)
+        if self._balance is not None and any(tokens) and not self._balance.lets():
+            return [0] * len(tokens)
         return tokens
 
     def _holds_back(self, step_tokens: int) -> bool:
@@ -500,6 +525,8 @@ class TensorrtLlmScheduler(LookingScheduler):
         """Iterations, this one included, that are certainly formed like this one."""
         cohort, running = self._cohort, self.running
         if not self.limits.leap or running.beside or now_ns != running.cohort_end_ns:
+            return 1
+        if self._balance is not None:  # what other ranks have may begin this one's contexts
             return 1
         if batch.shape.sequences != cohort.count or batch.preempted:
             return 1

@@ -24,7 +24,7 @@ from benchmarks.wide_ep import (
 from emu.latency.base import BatchShape
 from emu.latency.experts.setting import ExpertSetting
 
-OFF = (1, 10, 4, 87, 7, 20, 20, 19, 4, 6, 45, 16, 1, 31, -27, 7)
+OFF = (1, 10, 4, 87, 7, 20, 20, 19, 4, 6, 55, 15, 0, 27, -28, 1)
 """Per cent, of each deployment. The fourth is a mean over a day: no capacity."""
 
 

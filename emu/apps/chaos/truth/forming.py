@@ -52,7 +52,8 @@ class Forming:
         own = keys_of(table).get("eviction", "last") not in ("", "last")
         skips = keys_of(tape.config.workload).get("skip_prefill")
         shrinks = any(fault["kind"] == "kv_shrink" for fault in tape.faults)
-        is_held_up = seat.is_ahead and seat.group
+        shares = keys_of(table).get("attention_dp_enable_balance")
+        is_held_up = (seat.is_ahead or shares) and seat.group
         return self._order(seat) in _ORDERS and not (
             is_odd or own or skips or shrinks or is_held_up
         )

@@ -10,6 +10,8 @@ from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.faults import fault_on
+from emu.config.schema import TensorrtLlmTable
+from emu.config.tables import tag_of
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
@@ -51,6 +53,7 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
     elif chance(rng, 0.2):  # states beside attention
         tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
         tables["nodes"][0]["gpu"] = "GB200"
+    _balance(seed, tables)
     return tables, _lines(rng), _faults(rng, members)
 
 
@@ -69,6 +72,22 @@ def _apart(seed: int, tables: Tables) -> None:
     }
     tables["replicas"][0]["expert_parallel"] = gpus
     tables["recovery"] = {}
+
+
+def _balance(seed: int, tables: Tables) -> None:
+    """Some groups are TensorRT-LLM's, most of whose prompts wait for those of other ranks."""
+    rng = rng_stream(seed, "chaos ranks of attention")
+    if not chance(rng, 0.2) or "Lite" not in tables["model"]["name"]:
+        return
+    name = tag_of(TensorrtLlmTable)
+    tables["engine"]["name"] = name
+    tables["scheduler"] = {"policy": name, "enable_block_reuse": chance(rng, 0.3)}
+    if chance(rng, 0.8):
+        tables["scheduler"] |= {
+            "attention_dp_enable_balance": True,
+            "attention_dp_timeout_iters": int(pick(rng, (0, 3, 60))),
+            "attention_dp_batching_wait_iters": int(pick(rng, (0, 2, 10))),
+        }
 
 
 def _draft(rng: Rng, tables: Tables) -> None:

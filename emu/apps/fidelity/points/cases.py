@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.fidelity.points.recipes import Recipe, recipe_of
-from emu.apps.fidelity.points.table import Point
+from emu.apps.fidelity.points.table import Point, Servers
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -39,6 +39,11 @@ RANDOM_TEXT_US: Final = {"vllm": 8.4, "sglang": 8.4, "tensorrt-llm": 4.0}
 included (it encodes in batches on a thread of its own). Fitted to point tables: vLLM's to 134 rows
 (3 GPUs, 3 models), of which the median |error| of TTFT falls from 20 to 10 %, and to 10 and 11 with
 each model or GPU left out; TensorRT-LLM's to 48 rows with 8,192 tokens. SGLang's is not fitted."""
+_BALANCE: Final = (
+    "attention_dp_enable_balance = true, attention_dp_timeout_iters = 60, "
+    "attention_dp_batching_wait_iters = 0"
+)
+"""Of InferenceX's script for TensorRT-LLM with attention data parallelism on one machine."""
 
 
 class Emulated(msgspec.Struct, frozen=True):
@@ -182,14 +187,27 @@ def _machines(point: Point, recipe: Recipe) -> Iterable[str]:
     yield f"gpus = {each}"
     yield f"count = {math.ceil(point.gpus / each)}"
     for servers in point.servers:
-        yield "[[replicas]]"
-        yield f'role = "{servers.role}"'
-        yield f"count = {servers.count}"
-        yield f"tensor_parallel = {servers.tensor_parallel}"
-        yield f"pipeline_parallel = {servers.pipeline_parallel}"
-        experts = servers.tensor_parallel if recipe.spreads_experts else servers.expert_parallel
-        if experts > 1:
-            yield f"expert_parallel = {experts}"
+        if servers.data_parallel == 1:
+            yield from _replicas(servers, servers.count, recipe)
+            continue
+        for server in range(servers.count):  # each rank of attention is a replica of a group
+            yield from _replicas(servers, servers.data_parallel, recipe)
+            yield f'data_parallel_group = "{servers.role} {server}"'
+            if point.engine == "tensorrt-llm" and servers.role == "colocated":
+                yield f"scheduler = {{ {_BALANCE} }}"  # as its launch script
+
+
+def _replicas(servers: Servers, count: int, recipe: Recipe) -> Iterable[str]:
+    yield "[[replicas]]"
+    yield f'role = "{servers.role}"'
+    yield f"count = {count}"
+    yield f"tensor_parallel = {servers.tensor_parallel}"
+    yield f"pipeline_parallel = {servers.pipeline_parallel}"
+    is_alone = servers.data_parallel == 1
+    spreads = recipe.spreads_experts and is_alone
+    experts = servers.tensor_parallel if spreads else servers.expert_parallel
+    if experts > 1:
+        yield f"expert_parallel = {experts}"
 
 
 def _network(point: Point) -> Iterable[str]:

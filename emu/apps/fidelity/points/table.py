@@ -53,11 +53,13 @@ class Servers(msgspec.Struct, frozen=True):
     tensor_parallel: int
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    data_parallel: int = 1
+    """Ranks of attention in each, with requests of their own."""
 
     @property
     def gpus(self) -> int:
         """GPUs of all of them."""
-        return self.count * self.tensor_parallel * self.pipeline_parallel
+        return self.count * self.data_parallel * self.tensor_parallel * self.pipeline_parallel
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,15 +269,17 @@ def _counted_once(row: Mapping[str, str]) -> Servers | None:
 def _pool(
     row: Mapping[str, str], role: Literal["colocated", "prefill", "decode"], prefix: str
 ) -> Servers:
-    if _whole(row, f"{prefix}dp", 1) > 1:
-        raise _Left("attention data parallelism")
+    data, expert = _whole(row, f"{prefix}dp", 1), _whole(row, f"{prefix}ep", 1)
+    if data > 1 and expert != data * _whole(row, f"{prefix}tp", 1):
+        raise _Left("attention data parallelism without whole experts on its ranks")
     default = _whole(row, "gpus", 1) if role == "colocated" else 1
     return Servers(
         role=role,
         count=_whole(row, f"{prefix}workers", 1) if prefix else 1,
         tensor_parallel=max(1, _whole(row, f"{prefix}tp", default)),
         pipeline_parallel=_whole(row, f"{prefix}pp", 1),
-        expert_parallel=_whole(row, f"{prefix}ep", 1),
+        expert_parallel=expert,
+        data_parallel=data,
     )
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Scope
@@ -42,6 +43,7 @@ from emu.apps.serve.fronts.frames import (
 from emu.apps.serve.intake import Intake, Ticket
 from emu.apps.serve.stencils import Stencil
 from emu.apps.serve.token_pace import TokenPace
+from emu.apps.serve.world import LiveCluster
 from emu.errors import RunError
 from emu.process.interrupts import held
 
@@ -50,6 +52,8 @@ _UNTAKEN_MAX: Final = 64 * 1024
 _END_S: Final = 10.0
 """Wall time that a front has to end."""
 _DEAD: Final = "the process has ended"
+WallLate = Callable[[int], int]
+"""Wall time since something was due."""
 _log: Final = logging.getLogger("uvicorn.error")
 
 
@@ -73,9 +77,9 @@ class FrontChunks:
         """From here on the front is told the number of tokens only; `sent` have gone already."""
         self._call.front.send(Plain(self._call.number, stencil, sent))
 
-    def token(self, due_ns: int, late_ns: int) -> None:
-        """One more, so much wall time late."""
-        self._call.front.token(self._call.number, due_ns, late_ns)
+    def token(self, due_ns: int) -> None:
+        """One more, which was due then."""
+        self._call.front.token(self._call.number, due_ns)
 
     async def written(self) -> Done | None:
         """When the answer was written; None where its client did not wait for it."""
@@ -182,8 +186,11 @@ class _Call:
 class FrontLink:
     """One front process."""
 
-    def __init__(self, index: int, app: ASGIApp, intake: Intake, pace: TokenPace) -> None:
+    def __init__(
+        self, index: int, app: ASGIApp, intake: Intake, pace: TokenPace, wall_late_ns: WallLate
+    ) -> None:
         self.index = index
+        self._wall_late_ns = wall_late_ns
         self.link: Framed[ToCore] = Framed(ToCore, self._on_frame, self._on_end)
         self.ended = asyncio.Event()
         self._app = app
@@ -232,11 +239,11 @@ class FrontLink:
         self._send_tokens()
         self.link.send(frame)
 
-    def token(self, number: int, due_ns: int, late_ns: int) -> None:
+    def token(self, number: int, due_ns: int) -> None:
         """A token of a call; those of one instant leave together."""
         if self._due[0] != due_ns:
             self._send_tokens()
-            self._due = (due_ns, time.monotonic_ns() - late_ns)
+            self._due = (due_ns, time.monotonic_ns() - self._wall_late_ns(due_ns))
             asyncio.get_running_loop().call_soon(self._send_tokens)
         self._numbers.append(number)
 
@@ -299,10 +306,11 @@ class Fronts:
     """All front processes; a port of a replica is one front's, the server's own is every one's."""
 
     def __init__(
-        self, count: int, settings: Settings, app: ASGIApp, intake: Intake, pace: TokenPace
+        self, count: int, settings: Settings, app: ASGIApp, intake: Intake, cluster: LiveCluster
     ) -> None:
         self._settings = settings
-        self._fronts = [FrontLink(index, app, intake, pace) for index in range(count)]
+        pace, wall_late_ns = cluster.pace.of_tokens, cluster.wall_late_ns
+        self._fronts = [FrontLink(i, app, intake, pace, wall_late_ns) for i in range(count)]
         self._next = 0
         self._of_port: dict[int, FrontLink] = {}
         self._is_ending = asyncio.Event()
