@@ -201,9 +201,9 @@ wheel: $(STAMP)  ## a wheel in dist/, compiled where a C compiler is (EMU_COMPIL
 wheel-check: wheel  ## the wheel in an empty environment, away from the repository: init, run, sizes
 	@$(PY) -m benchmarks.wheel_check dist
 
-notebooks:  ## run the notebooks and compare what they show (own virtual environment); WRITE=1 stores it
+notebooks:  ## run the notebooks and compare what they show (own virtual environment); WRITE=1 stores it, EXACT=1 fails where it differs
 	@test -x $(NOTEBOOKS)/bin/python || { $(PYTHON) -m venv $(NOTEBOOKS) && $(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock nbclient ipykernel pandas polars; }
-	@PYTHONPATH=$(CURDIR) $(NOTEBOOKS)/bin/python -m benchmarks.notebooks $(if $(WRITE),--write)
+	@PYTHONPATH=$(CURDIR) $(NOTEBOOKS)/bin/python -m benchmarks.notebooks $(if $(WRITE),--write) $(if $(EXACT),--exact)
 
 pictures: $(STAMP)  ## draw the pictures of the documentation anew (pages need Chromium)
 	@$(PY) -m benchmarks.pictures

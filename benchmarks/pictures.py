@@ -8,6 +8,7 @@ pictures` and CI call it; the drawings of terminal and study are the same bytes 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -41,15 +42,26 @@ SESSION: Final = (
 _COLUMNS: Final = 110
 _LINES_MAX: Final = 24
 """Of one command's output."""
+_CLOCK: Final = re.compile(
+    r"^[\d,.]+ s emulated in .*?; (results in [^;]+)(?:; slow here.*)?$", re.M
+)
+"""How long a run took: another time on each machine."""
 _LINE_S: Final = 0.35
 """Between two lines of the recording."""
 _COMMAND_S: Final = 2.5
 """Before a command's output appears."""
+_WIDTH: Final = 1024
+_HEIGHTS: Final = {"report": 1900, "plan": 1150, "live": 1150}
+"""Pixels of a page that its picture shows."""
 _LOADED: Final = "document.readyState === 'complete'"
 _LIVE_RATE_PER_S: Final = 8.0
 _LIVE_POINTS: Final = 20
 """Half seconds that the live page has shown before it is photographed."""
-_STYLE: Final = "<style>@keyframes shown{to{opacity:1}}</style>"
+_STYLE: Final = (
+    "<style>@keyframes shown{to{opacity:1}}"
+    "@media print,(prefers-reduced-motion:reduce){"
+    "*{animation-delay:0s!important;animation-duration:0s!important}}</style>"
+)
 
 
 def recording() -> str:
@@ -63,7 +75,12 @@ def recording() -> str:
             done = subprocess.run(
                 words, cwd=place, env=env, capture_output=True, text=True, check=True
             )
-            lines = done.stdout.rstrip().splitlines()
+            text = _CLOCK.sub(r"\1", done.stdout.rstrip())
+            lines = [
+                line[at : at + _COLUMNS]  # as a terminal breaks it
+                for line in text.splitlines()
+                for at in range(0, max(1, len(line)), _COLUMNS)
+            ]
             if len(lines) > _LINES_MAX:
                 lines = [*lines[:_LINES_MAX], "..."]
             at_s += _COMMAND_S
@@ -71,7 +88,7 @@ def recording() -> str:
             delays_s.append(at_s)
             at_s += _COMMAND_S / 2
             for line in lines:
-                console.print(Text(line[:_COLUMNS]), no_wrap=True, crop=True)
+                console.print(Text(line), no_wrap=True, crop=True)
                 delays_s.append(at_s)
                 at_s += _LINE_S
     svg = console.export_svg(title="a minute with emu", unique_id="emu")
@@ -130,11 +147,17 @@ def photograph() -> list[str]:
 
 
 def _shoot(name: str, url: str, condition: str, here: Path) -> None:
-    """A page as it is once `condition` holds in it."""
+    """The first part of a page once `condition` holds in it, with all its charts."""
     from tests.browser import Browser
 
+    size = {"width": _WIDTH, "height": _HEIGHTS[name]}
     with Browser(here / f"profile-{name}", url) as browser:
         browser.wait_for(condition)
+        browser.call("Emulation.setScrollbarsHidden", hidden=True)
+        browser.call(
+            "Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **size
+        )
+        browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is below
         shot = browser.call("Page.captureScreenshot", format="png")["data"]
     (IMAGES / f"{name}.png").write_bytes(base64.b64decode(shot))
 
@@ -154,7 +177,8 @@ def _shoot_live(here: Path) -> None:
             json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
-        urllib.request.urlopen(call, timeout=60).read()
+        with contextlib.suppress(OSError):  # a server that is behind, or ends, refuses calls
+            urllib.request.urlopen(call, timeout=60).read()
 
     def load() -> None:
         while not over.wait(rng.expovariate(_LIVE_RATE_PER_S)):

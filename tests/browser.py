@@ -6,6 +6,7 @@ Tests ask for the fixture `profile`; they are skipped where no browser starts.
 from __future__ import annotations
 
 import base64
+import fcntl
 import functools
 import json
 import os
@@ -27,6 +28,8 @@ _FLAGS: Final = (
     "--window-size=1280,900",
     "--remote-debugging-pipe",
 )
+_OUT_OF_THE_WAY: Final = 64
+"""File descriptors from here on are no end of a pipe that is still to be copied."""
 
 
 @functools.cache
@@ -49,13 +52,12 @@ class Browser:
         commands_read, self._commands = os.pipe()
         self._answers, answers_write = os.pipe()
 
-        def wire() -> None:  # the browser reads from 3 and writes to 4
-            os.dup2(commands_read, 13)
-            os.dup2(answers_write, 14)
-            os.dup2(13, 3)
-            os.dup2(14, 4)
-            for number in (3, 4):
-                os.set_inheritable(number, True)
+        def wire() -> None:
+            """The browser reads from 3 and writes to 4, whatever has these numbers here."""
+            read = fcntl.fcntl(commands_read, fcntl.F_DUPFD, _OUT_OF_THE_WAY)
+            write = fcntl.fcntl(answers_write, fcntl.F_DUPFD, _OUT_OF_THE_WAY)
+            os.dup2(read, 3)
+            os.dup2(write, 4)
 
         self._process = subprocess.Popen(
             [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],

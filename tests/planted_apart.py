@@ -5,6 +5,9 @@ ranks that are lost, several groups of KV, links by the shape of a machine, wind
 arrivals, drafts, layers that are handed over. The list was committed before the
 first run and before a look at what the campaign judges of these parts; misses stay in it.
 `python -m tests.planted --campaign 300 --list apart` plants each.
+
+Of the first ten the campaign caught one (the tenant's rate) within 300 seeds; the others have not
+been judged yet.
 """
 
 from __future__ import annotations

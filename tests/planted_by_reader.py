@@ -5,11 +5,10 @@ the wrong time, a stale signal, the wrong member of a group, a figure counted tw
 `python -m tests.planted --campaign 300 --list reader` plants each.
 
 The campaign as it was found 7 of 60 within 25 seeds. With the rules and worlds that this list asked
-for it finds at least 41 within 300. Not found so far: fair share that charges a token (vllm), the
-shortest prefix first (lpm, prefix-aware), outputs owed again, a prefix that another computes, which
-blocks and chunks are evicted, whole prompts found, kept sessions, which request moves live and
-where, which copy or pair scaling avoids, padding and waits of waves, ranks of experts, windows of
-the roofline, accepted drafts.
+for it finds at least 49 within 300: 41, and eight more with the rules of caches, drafts and moves.
+Not found so far: fair share that charges a token (vllm), the shortest prefix first (lpm), outputs
+owed again, a prefix that another computes, where a shutting replica's requests go, which copy or
+pair scaling avoids, padding and waits of waves, ranks of experts, windows of the roofline.
 """
 
 from __future__ import annotations

@@ -219,6 +219,7 @@ class _Plugin:
         self._start_s = 0.0
         self._shared: dict[str, bytearray] = {}
         """By file: what tests set up."""
+        self._unfit: set[str] = set()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._start_s = time.process_time()
@@ -233,7 +234,15 @@ class _Plugin:
             shared[at] = 1
             at = marks.find(1, at + 1)
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test that fails as it is would be said to find every change."""
+        if not report.passed:
+            self._unfit.add(report.nodeid)
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid in self._unfit:
+            self._recorder.marks[:] = bytes(MARKS_MAX)
+            return
         shared = self._shared.get(nodeid.partition("::")[0], bytearray())
         self._recorder.unit(nodeid, time.process_time() - self._start_s, bytes(shared))
 

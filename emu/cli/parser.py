@@ -149,15 +149,25 @@ def _converter(field: Field) -> Callable[[str], object]:
     def convert(text: str) -> object:
         if kind not in _NUMBERS:
             return kind(text)
-        if not text.isascii():
-            raise ValueError
-        value = int(text) if kind is int else float(text)
+        try:
+            value = (int(text) if kind is int else float(text)) if text.isascii() else None
+        except ValueError:
+            value = None
+        if value is None:
+            raise argparse.ArgumentTypeError(_not_a_number(field, text))
         if problem := option.problem_of(value, text):
             raise argparse.ArgumentTypeError(problem)
         return value
 
-    convert.__name__ = _NUMBERS.get(kind, "value")
     return convert
+
+
+def _not_a_number(field: Field, text: str) -> str:
+    """What is wrong with the text of a number, and how it is written."""
+    from emu.config.ways_out import instead_of_option
+
+    hint = instead_of_option(text, is_many=field.is_many, is_part=field.option.at_most == 1)
+    return f"expected a {_NUMBERS[field.kind]}, got {text!r}{hint}"
 
 
 def _layout(prog: str) -> argparse.HelpFormatter:

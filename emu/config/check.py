@@ -191,9 +191,13 @@ class _Checker:
                 yield from self._struct(table_info(table), inner, where, partial=True)
             else:
                 yield from self._value(known[key].type, inner, where)
+        strange = [key for key in value if key not in known]
         for item in struct.fields:
-            if item.required and item.encode_name not in given and not may_lack:
-                yield (*path, item.encode_name), "missing, and it has no default"
+            name = item.encode_name
+            if item.required and name not in given and not may_lack:
+                if any(nearest(key, list(known)) == name for key in strange):
+                    continue  # told above: another name for it
+                yield (*path, name), "missing, and it has no default"
 
     def _value(self, kind: inspect.Type, value: object, path: Path) -> Iterator[Problem]:
         kind = unwrap(kind)
@@ -304,7 +308,8 @@ def _bound_problem(
         return f"expected {noun} < {_bound(kind.lt)}, got {shown(value)}"
     upper = ceiling if kind.le is None else kind.le
     if value > upper:
-        return f"expected {noun} <= {_bound(upper)}, got {shown(value)}"
+        hint = f"; write {value / 100:g}" if upper == 1 and 5 <= value <= 100 else ""
+        return f"expected {noun} <= {_bound(upper)}, got {shown(value)}{hint}"
     if value < -ceiling:
         return f"expected {noun} >= {_bound(-ceiling)}, got {shown(value)}"
     return ""
@@ -314,6 +319,11 @@ def _mismatch(kind: inspect.Type, value: object) -> str:
     hint = ""
     if isinstance(kind, inspect.IntType) and isinstance(value, float) and value.is_integer():
         hint = f"; write {int(value)}"
+    elif isinstance(value, str) and not isinstance(kind, inspect.LiteralType):
+        from emu.config.ways_out import instead_of_number, instead_of_truth
+
+        is_truth = isinstance(kind, inspect.BoolType)
+        hint = instead_of_truth(value) if is_truth else instead_of_number(value)
     return f"expected {_expectation(kind)}, got {shown(value)}{hint}"
 
 

@@ -51,7 +51,7 @@ def _read_text(path: FilePath, source: str) -> str:
         skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
         at = error.start + skipped
         line = data.count(b"\n", 0, at) + 1
-        problem = f"not valid UTF-8 (byte 0x{data[at]:02x})"
+        problem = f"not valid UTF-8 (byte 0x{data[at]:02x}): save it as UTF-8"
         raise InputError(source, line, "", problem) from None
 
 
@@ -104,7 +104,9 @@ def _syntax_error(message: str, text: str, source: str) -> InputError:
     message = re.sub(
         _KEY_TUPLE, lambda m: m.group(1).replace("', '", ".").replace("'", ""), message
     )
-    return InputError(source, line, field, f"not valid TOML: {message}")
+    from emu.config.ways_out import instead_of_toml  # only after a mistake
+
+    return InputError(source, line, field, f"not valid TOML: {message}{instead_of_toml(source)}")
 
 
 def _culprit_line(text: str) -> int | None:

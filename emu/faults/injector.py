@@ -162,6 +162,12 @@ class Injector:
                 f"no replica came to {stage}",
                 f"the {crash.kind} at {crash.at_s:g} s never struck: no replica came to {stage}",
             )
+        if self.cluster.config.faults:
+            from emu.faults.idle import idle_faults
+
+            told = self.without_effect
+            told += idle_faults(self.cluster, self.transfers.opened)
+            del told[_TOLD_MAX:]
 
     def _strike(self, fault: FaultTable, number: int) -> None:
         del self._due[number]

@@ -58,6 +58,8 @@ class Window(msgspec.Struct, eq=False):
 
     fault: WindowFault
     rng: np.random.Generator
+    struck: int = 0
+    """Transfers and batches that it befell."""
 
     def draws(self) -> bool:
         """Whether it strikes this time."""
@@ -80,6 +82,8 @@ class TransferFaults:
 
     def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
         self.windows: list[Window] = []
+        self.opened: list[Window] = []
+        """Also those that are over."""
         self._carrier = carrier
         self._on_strike = on_strike
 
@@ -87,6 +91,7 @@ class TransferFaults:
         """The fault is in force until `close`."""
         window = Window(fault, rng)
         self.windows.append(window)
+        self.opened.append(window)
         self._carrier.ask_fate(self.fate)
         return window
 
@@ -107,6 +112,7 @@ class TransferFaults:
                 continue
             if not window.meets(pair) or not window.draws():
                 continue
+            window.struck += 1
             self._on_strike(fault, _name(kind, pair))
             part, delay_ns, times = 0.0, 0, 1
             if isinstance(fault, TransferBroken):
@@ -123,6 +129,7 @@ class TransferFaults:
             if window.fault.kind != "destination_refuses":
                 continue
             if window.meets((source, destination)) and window.draws():
+                window.struck += 1
                 self._on_strike(window.fault, f"{source} -> {destination}")
                 return True
         return False

@@ -99,12 +99,12 @@ def make_roofline(
         routed = RoutedExperts(context, context.shared_experts)
         if context.shared_experts.is_exchange:
             kernels = with_deepgemm(kernels, context.gpu)
-    engine = engine_steps(context) if has_engine else None
+    steps = engine_steps(context) if has_engine else None
     compiled_later: tuple[FirstSize, ...] = ()
-    if engine is not None and not table.warm_up:
+    if steps is not None and not table.warm_up:
         from emu.latency.first_sizes import first_sizes  # most servers are warm
 
-        compiled_later = first_sizes(context, engine.graph_limit)
+        compiled_later = first_sizes(context, steps.graph_limit)
     return made(
         context.model,
         context.gpu,
@@ -116,7 +116,7 @@ def make_roofline(
         kernels=_changed(kernels, table),
         routed=routed,
         gate=expert_gate(context, max(1, context.expert_parallel)),
-        engine=engine,
+        engine=steps,
         is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,

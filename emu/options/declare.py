@@ -58,7 +58,12 @@ class Option:
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least:g}, not {told or value}"
         if self.at_most is not None and not value <= self.at_most:
-            return f"must be at most {self.at_most:g}, not {told or value}"
+            hint = (
+                f"; {value:g} % is {value / 100:g}"
+                if self.at_most == 1 and 5 <= value <= 100
+                else ""
+            )
+            return f"must be at most {self.at_most:g}, not {told or value}{hint}"
         return ""
 
 

@@ -282,6 +282,13 @@ class RequestLog:
         self._binary.write(b"".join(self._values))
         self._values.clear()
 
+    def completed_latencies(self) -> bytes:
+        """LATENCIES of all requests that completed so far, as numbers of eight bytes."""
+        self._spill()
+        self._binary.flush()
+        early = [_PACKED(*latencies) for _, latencies in self._early.values() if latencies]
+        return self._binary_path.read_bytes() + b"".join(early)
+
     def finish(self, *, partial: bool = False) -> RequestStats:
         """Write the rest, give the file its name, and return the totals."""
         if not partial and self._next_row != self.released_count:

@@ -20,6 +20,7 @@ from emu.cluster.plan import Plan, make_plan
 from emu.config.load import effective_dict, load_config
 from emu.config.places import blaming, placing
 from emu.config.schema import Config
+from emu.config.tables.routing import LoadTable
 from emu.errors import InputError, printable
 from emu.process.interrupts import held
 from emu.report.atomic import RunDirectory, find, write_text
@@ -55,6 +56,14 @@ class RunResult(msgspec.Struct):
 def _warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
         print(f"warning: {printable(warning)}", file=sys.stderr)
+
+
+def _warn_before(plan: Plan, workload: Workload) -> None:
+    _warn(workload.notes.warnings)
+    if plan.config.router != LoadTable() or any(one.role == "inactive" for one in plan.replicas):
+        from emu.runs.unused import unused_parts  # most runs have the default router alone
+
+        _warn(unused_parts(plan.config, plan, workload))
 
 
 def _warnings(world: World) -> Iterator[str]:
@@ -93,7 +102,7 @@ def execute(
     wants_report = config.output.report if report is None else report
     output = msgspec.structs.replace(config.output, report=wants_report)
     plan, workload = prepare(msgspec.structs.replace(config, output=output), source)
-    _warn(workload.notes.warnings)
+    _warn_before(plan, workload)
     routes = _routes(plan, workload, jobs, logs=log is not None)
     directory: RunDirectory | None = None
     world: World | None = None
@@ -225,15 +234,19 @@ def kept_apart(config: Config, source: str) -> Config:
 
 
 def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
-    """The directory, or the first of DIR-2, DIR-3, ... that is not taken, which is then said."""
+    """The directory, or the first of DIR-2, DIR-3, ... that is not taken."""
     place, number = first, 1
     while is_taken(place):
         number += 1
         place = first.with_name(f"{first.name}-{number}")
+    return place
+
+
+def say_moved(first: Path, place: Path) -> None:
+    """Say where the run is, if it is not in the directory that was asked for."""
     if place != first:
         text = f"{first} holds another run; this one goes to {place} (--force replaces)"
         print(text, file=sys.stderr)
-    return place
 
 
 def _is_same(config: Config, summary: Path) -> bool:
@@ -271,6 +284,7 @@ def run_command(
     import shlex
 
     config = adjust(load_config(path, overrides), seed=seed, output=output)
+    asked = Path(config.output.dir)
     if not force:
         config = kept_apart(config, str(path))
     log = None
@@ -290,6 +304,7 @@ def run_command(
             log=log,
             jobs=jobs,
         )
+    say_moved(asked, Path(config.output.dir))
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:

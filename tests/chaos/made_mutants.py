@@ -233,10 +233,15 @@ def main() -> int:
     )
     parser.add_argument("--worlds", type=Path, default=ROOT / "build" / "reached-worlds.json")
     parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
+    parser.add_argument("--only", default="emu/", help="of the drawn, those of files that begin so")
     parser.add_argument("--again", action="store_true", help="judge survivors once more")
     parser.add_argument("--list", action="store_true", help="print the mutants only")
     arguments = parser.parse_args()
-    mutants = drawn(arguments.count, arguments.seed)
+    mutants = [
+        mutant
+        for mutant in drawn(arguments.count, arguments.seed)
+        if mutant.file.startswith(arguments.only)
+    ]
     if arguments.list:
         print("\n".join(mutant.name for mutant in mutants))
         return 0

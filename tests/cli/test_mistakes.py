@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ FILES = {
     "empty.csv": "",
     "header.csv": "arrival_s,prompt_tokens,output_tokens\n",
     "good.csv": "arrival_s,prompt_tokens,output_tokens\n0,9,3\n1,9,3\n",
+    "dates.csv": "arrival_s,prompt_tokens,output_tokens\n2024-01-01 00:00:00,9,3\n",
+    "rows.parquet": "PAR1\n",
+    "words.txt": "prompts of last week\n",
+    "cluster.json": '{"model": 1}',
     "base.toml": BASE,
     "two.toml": BASE.replace("gpus = 4", "gpus = 2"),
     "open.toml": BASE + "\n[router\n",
@@ -42,13 +47,14 @@ RUN = "run base.toml --no-report -q -o runs/x --set"
 PLAN = (
     "plan --model Qwen/Qwen3-32B --gpu H100 --rate 5 --preset code --requests 20 -j 1 -o runs/plan"
 )
+MADE = PLAN.replace("--preset code ", "")
 WRONG = [
     ("run two.toml", "the replicas need 4 GPUs (2 x 2), the nodes have 2: add nodes, or lower"),
     ("run open.toml", "open.toml:16: column 8: not valid TOML"),
     ("run table.toml", "expected an array, got a table; write [[nodes]]"),
     ("run old.toml", "scheduler.max_batch: unknown key"),
     ("run nothere.toml", "no such file"),
-    ("run base.toml --seed x", "invalid whole number value: 'x'"),
+    ("run base.toml --seed x", "--seed: expected a whole number, got 'x'"),
     ("run base.toml --replicas 3", "give a configuration, or --model"),
     ("run base.toml --model Qwen/Qwen3-8B", "give a configuration, or --model"),
     (f"{RUN} model.name=Qwen/Qwen9-32B", "did you mean 'Qwen/Qwen3-32B'"),
@@ -73,18 +79,50 @@ WRONG = [
     (f"{RUN} workload.path=cut.jsonl", "cut.jsonl:1: $: not valid JSON"),
     (f"{RUN} workload.path=epoch.csv", "milliseconds since 1970: name the column arrival_ms"),
     (f"{RUN} workload.path=own.csv", "--columns arrival=time,prompt=prompt,output=completion"),
+    (f"{RUN} workload.path=dates.csv", "--columns arrival=arrival_s,... reads dates"),
+    (f"{RUN} workload.path=words.txt", "neither JSON lines nor a table with commas"),
+    (f"{RUN} workload.path=rows.parquet", "is Parquet; write its rows as CSV or JSON lines"),
+    (f"{RUN} workload.path=packed.csv.gz", "is compressed (gzip); unpack it"),
+    (f"{RUN} workload.synthetic.requests=1k", 'got "1k"; write 1000'),
+    (f'{RUN} workload.synthetic.requests="100"', "write 100 without quotes"),
+    (f"{RUN} nodes.0.nic_gbps=100Gbps", "write the number alone: the name of a key has its unit"),
+    (f"{RUN} scheduler.gpu_memory_utilization=90", "<= 1, got 90; write 0.9"),
+    (f"{RUN} scheduler.prefix_caching=yes", 'got "yes"; write true'),
+    (f'{RUN} faults=[{{at_ms=1,kind="replica_crash",replica=0}}]', "did you mean at_s?"),
+    ("run good.csv", "is it a workload? emu run CONFIG --set workload.path=good.csv"),
+    ("run cluster.json", "a configuration is TOML (emu init writes one)"),
+    ("sweep base.toml", 'this file is a cluster, which a sweep file names: base = "base.toml"'),
+    ("run --model Qwen/Qwen3-8B --gpu H100:2 --rate 5 --preset chat", "--gpu: a run takes NAME"),
     (f"{RUN} workload.path=empty.csv", "the file is empty"),
     (f"{RUN} workload.path=header.csv", "the file has no requests"),
     (f'{RUN} faults=[{{at_s=1,kind="replica_crash",replica=9}}]', "expected an index from 0 to 1"),
     (f'{RUN} faults=[{{at_s=1,kind="replica_crsh",replica=0}}]', "did you mean replica_crash?"),
-    ("resilience base.toml", "faults: missing; there is nothing to compare"),
+    (
+        "resilience base.toml",
+        "faults: missing: add [[faults]], or see what breaks first: emu chaos",
+    ),
     ("chaos base.toml --slo", "slo: missing: say which objectives"),
     ("chaos base.toml --rate gpu_crash=1", "--rate: goes with --slo"),
     ("compare base.toml nothere", "no summary.json"),
     ("sweep nothere.toml", "no such file"),
     ("plan --gpu H100 --rate 5 --preset code --ttft-p95 1s", "--model: give a model"),
     (PLAN, "--ttft-p95: give at least one objective"),
-    (f"{PLAN} --tpot-p95 50", "'50' needs a unit: 500ms, 0.5s or 10m"),
+    (f"{PLAN} --tpot-p95 50", "'50' needs a unit: 500ms, 0.5s, 10m or 2h"),
+    (f"{PLAN} --tpot-p95 50us", "'50us' has no unit 'us': 500ms, 0.5s, 10m or 2h"),
+    (f"{PLAN} --ttft-p95 1s --rate 5/s", "expected a number, got '5/s'; write 5"),
+    (f"{PLAN} --ttft-p95 1s --tp 1,2,4", "expected a whole number, got '1,2,4'; write 1 2 4"),
+    (f"{PLAN} --ttft-p95 1s --confidence 90%", "got '90%'; 90 % is 0.9"),
+    (f"{PLAN} --ttft-p95 1s --gpu 8xH200", "stands behind a colon: H200:8"),
+    (f"{PLAN} --ttft-p95 1s --gpu H200,B200", "--gpu H200 --gpu B200"),
+    (f"{PLAN} --ttft-p95 1s --gpu H200=4/2", "the price of a reserved GPU comes first"),
+    (f"{PLAN} --ttft-p95 1s --set workload.synthetic.requests=9", "its own: --requests"),
+    (f"{PLAN} --ttft-p95 1s --set model.name=Qwen/Qwen3-8B", "has an option of its own: --model"),
+    (f"{PLAN} --ttft-p95 1s --set nodes.0.hourly_price=3", "of its own: --gpu NAME=PRICE"),
+    (f"{PLAN} --ttft-p95 1s --set slo.ttft_ms=9", "of its own: objectives such as --ttft-p95"),
+    (f"{PLAN} --ttft-p95 1s --set workload.synthetic.arrivals.process=burst", "--workload FILE"),
+    (f"{MADE} --prompt-tokens 3k --output-tokens 5 --ttft-p95 1s", "write 3000"),
+    (f"{MADE} --prompt-tokens 3,000 --output-tokens 5 --ttft-p95 1s", "write 3000"),
+    (f"{MADE} --prompt-tokens 9 --output-tokens 1 --tpot-p95 1s", "outputs of one token have no"),
     (f"{PLAN} --ttft-p96 1s", "unknown option --ttft-p96; did you mean --ttft-p9"),
     (f"{PLAN} --ttft-p95 1s --gpu H200=3", "H100-SXM5-80GB has no price, others have"),
     (f"{PLAN} --ttft-p95 1s --gpu H100", "H100-SXM5-80GB is given more than once"),
@@ -111,6 +149,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the files, the working one."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(FILES["good.csv"].encode()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -140,6 +179,26 @@ def test_a_mistake_is_a_line_that_names_the_way_out(
             "the replica_crash at 0.21 s struck nothing: replica 0 is down already",
         ),
         ("autoscale.preset=hpa", "nothing to add: no replica is inactive; declare [[replicas]]"),
+        (
+            'faults=[{at_s=0.2,kind="link_down",node=0,duration_s=1}]',
+            "the link_down at 0.2 s slowed nothing: no KV or weights crossed the network",
+        ),
+        (
+            'faults=[{at_s=0.2,kind="load_stuck",replica=0,duration_s=1}]',
+            "the load_stuck at 0.2 s struck nothing: no transfer that it could befall began",
+        ),
+        (
+            'faults=[{at_s=0.2,kind="overload",duration_s=1,factor=1.2}]',
+            "the overload at 0.2 s changed nothing: a factor of 1.2 is rounded to 1",
+        ),
+        (
+            'faults=[{at_s=0.2,kind="host_cache_lost",node=0}]',
+            "the host_cache_lost at 0.2 s lost nothing: no KV tier or scaler uses that memory",
+        ),
+        ('replicas=[{count=1},{role="inactive",count=1}]', "1 replica is inactive to the end"),
+        ("router.decode_policy=least_used", "chooses nothing: no replica decodes"),
+        ("router.policy=prefix_aware", "nothing to go by: no prompts share a prefix"),
+        ("router.policy=lora_affinity", "nothing to go by: no request names an adapter"),
     ],
 )
 def test_what_has_no_effect_is_told(

@@ -237,3 +237,21 @@ def test_cost_is_the_gpu_time_at_each_machines_price(tmp_path: Path) -> None:
     del tables["nodes"][0]["hourly_price"], tables["nodes"][1]["hourly_price"]
     run_config(tmp_path / "free", **tables)
     assert summary_of(tmp_path / "free")["cost"] is None
+
+
+@pytest.mark.slow
+def test_loads_of_experts_are_written_whatever_the_back_end(tmp_path: Path) -> None:
+    """Also by the roofline: two of eight experts for every token of a forward pass."""
+    rows = [ask(0.1 * index, 100 + index, 5) for index in range(6)]
+    tables = {
+        "model": {"name": "mistralai/Mixtral-8x7B-Instruct-v0.1"},
+        "nodes": [{"gpus": 4, "gpu": "H100"}],
+        "replicas": [{"tensor_parallel": 4, "expert_parallel": 4}],
+        "latency": {"expert_routing": "skewed"},
+        "workload": {"path": workload(tmp_path / "w.jsonl", rows)},
+    }
+    run_config(tmp_path / "run", **tables)
+    found = rows_of(tmp_path / "run", "experts.csv")
+    passed = sum(row["input_toks"] + row["output_toks"] - 1 for row in rows)
+    assert len(found) == 8
+    assert sum(int(row["tokens"]) for row in found) == 2 * passed

@@ -23,7 +23,7 @@ BAD: list[tuple[str, str, str]] = [
     ("huge_number", "[slo]\nttft_ms = 1" + "0" * 400, ":2: slo.ttft_ms: expected a number <= 1e+15, got a huge integer"),
     ("bool_for_int", "seed = true", ":1: seed: expected an integer >= 0, got true"),
     ("float_for_int", "seed = 1.0", ":1: seed: expected an integer >= 0, got 1.0; write 1"),
-    ("text_for_int", '[scheduler]\n\nmax_num_seqs = "64"', ':3: scheduler.max_num_seqs: expected an integer >= 0, got "64"'),
+    ("text_for_int", '[scheduler]\n\nmax_num_seqs = "64"', ':3: scheduler.max_num_seqs: expected an integer >= 0, got "64"; write 64 without quotes'),
     ("int_for_text", "[model]\nname = 7", ":2: model.name: expected a string, got 7"),
     ("int_for_bool", "[scheduler]\nleap = 1", ":2: scheduler.leap: expected true or false, got 1"),
     ("text_for_float", '[slo]\ntpot_ms = "fast"', ':2: slo.tpot_ms: expected a number >= 0, got "fast"'),
@@ -118,7 +118,7 @@ SET: list[tuple[list[str], str]] = [
     (["replicas.x.count=4"], '--set: replicas.x: replicas is an array; expected an index, got "x"'),
     (["schedular.leap=true"], "--set: schedular: unknown key; did you mean scheduler?"),
     (["seed.x=1"], "--set: seed.x: seed is 7, which has no keys"),
-    (["scheduler.leap=yes"], '--set: scheduler.leap: expected true or false, got "yes"'),
+    (["scheduler.leap=yes"], '--set: scheduler.leap: expected true or false, got "yes"; write true'),
     (["faults=[{at_s=1}]"], "--set: faults.0.kind: missing, and it has no default"),
     (["nodes.0.gpu={memory_gib=1}"], "--set: nodes.0.gpu.memory_gbytes_per_s: missing, and it has no default"),
     (["autoscale.min_decode=9", "autoscale.max_decode=8"], "--set: autoscale.min_decode: expected at most max_decode = 8, got 9"),
@@ -148,9 +148,9 @@ def test_bad_files(tmp_path: Path) -> None:
     assert message(tmp_path) == ": is a directory, expected a TOML file"
     bad = tmp_path / "bad.toml"
     bad.write_bytes(b"seed = 1\n[model]\nname = '\xff'\n")
-    assert message(bad) == "/bad.toml:3: not valid UTF-8 (byte 0xff)"
+    assert message(bad) == "/bad.toml:3: not valid UTF-8 (byte 0xff): save it as UTF-8"
     bad.write_bytes(b"\xef\xbb\xbfseed = 1\n\xff")
-    assert message(bad) == "/bad.toml:2: not valid UTF-8 (byte 0xff)"
+    assert message(bad) == "/bad.toml:2: not valid UTF-8 (byte 0xff): save it as UTF-8"
     bad.write_bytes(b"seed = " + b"[" * 100_000)
     assert message(bad).startswith("/bad.toml:1: nested too deeply")
     bad.write_bytes(b"\xef\xbb\xbfseed = 1\r\n[slo]\r\nttft_ms = -1\r\n")

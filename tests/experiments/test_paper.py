@@ -9,9 +9,9 @@ import pytest
 
 from emu.apps.experiments.loads import loads
 from emu.apps.experiments.measure import Figures
-from emu.apps.experiments.paper import paper
+from emu.apps.experiments.paper import Headlines, paper
 from emu.apps.experiments.papercases import CODE, Case, denser, other_parts, run_case
-from emu.apps.experiments.papercauses import Waits
+from emu.apps.experiments.papercauses import DENSEST, Change, Waits
 from emu.apps.experiments.paperfrontier import Frontier
 from emu.apps.experiments.runner import Runner
 from emu.errors import InputError
@@ -53,6 +53,40 @@ def test_a_frontier_without_such_a_run_names_its_tightest_bounds() -> None:
     full, slow = run([100.0], [10.0]), run([900.0], [10.0])
     found = Frontier(full, {"blitzscale": [((0.5, 0.7), slow)]}, {"5x": (500.0, 50.0)})
     assert found.least("5x") == ((0.5, 0.7), slow)
+
+
+def test_a_row_beside_the_paper_shows_its_cause_switched() -> None:
+    """Of a table of 20 rows: what is near the paper, what is with its cause switched."""
+    slow, quick = run([1000.0] * 100, [10.0] * 100, 5.0), run([200.0] * 100, [10.0] * 100, 10.0)
+    full = run([100.0] * 100, [10.0] * 100, gpu_s=10.0)
+    runs = {"blitzscale": quick, "allcache": slow, "serverlessllm": slow}
+    systems = {**runs, "full": full, "half": slow}
+    pairings = ("azure_code_8b", "azure_conv_24b", "burstgpt_72b")
+    everything = dict.fromkeys(pairings, systems)
+    limits = {"5x": (150.0, 50.0), "7.2x": (500.0, 50.0)}
+    bounded = Frontier(full, {"blitzscale": [((0.5, 0.7), quick)]}, limits)
+    waits = Waits("", [run([1.0], [10.0]), run([1.0], [100.0]), run([1.0], [11.0])])
+    others = {
+        "half as dense": Change(-0.3, -0.7, 0.0, 0.0),
+        DENSEST: Change(-0.25, -0.5, -0.05, -0.01),
+    }
+    shown = Headlines(everything, bounded, [waits, waits], others).shown()
+    head, *rows = shown.table
+    assert len(rows) == 20 and {len(row) for row in rows} == {len(head)}
+    cells = {row[0]: row[3:6] for row in rows}
+    assert cells["TTFT, 72B, against ServerlessLLM"] == ["yes", "", ""]
+    no, text, then = cells["TTFT, 72B, against AllCache"]
+    assert (no, then) == ("no", "yes") and text.startswith("-25.0% with traffic 3 times denser")
+    assert cells["TBT, 8B, against AllCache"][1:] == [
+        "-90.0% with two GPUs on a NIC, 3 times denser",
+        "yes",
+    ]
+    assert cells["TBT, 8B, against ServerlessLLM"][2] == "no"
+    assert cells["5x SLO met, 24B, minus full DistServe (points)"][0] == "no"
+    assert cells["5x SLO met, 24B, minus full DistServe (points)"][2] == "yes"
+    near = sum(row[3] == "yes" for row in rows)
+    then = sum(row[3] == "no" and row[5] == "yes" for row in rows)
+    assert f"{near} of 20 within 25 %, {then} more with their cause switched" in shown.title
 
 
 def test_tbt_is_compared_by_mean_and_by_tail() -> None:

@@ -52,7 +52,7 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
             assert browser.evaluate(
                 "(() => { points.at(-1).ttft_p50_ms = 22; points.at(-1).seen_ttft_p50_ms = 5400;"
                 "onState({...last, pace: {...last.pace, recent_verdict: 'late'}});"
-                "return $('goals').textContent === 'clients saw 5.4 s, the cluster answered in 22 ms'; })()"
+                "return $('goals').textContent === 'clients 5.4 s, cluster 22 ms'; })()"
             )
             browser.evaluate(BRUSH)
             browser.wait_for("chosenSpan && $('shown').textContent.includes('back to now')")

@@ -223,7 +223,7 @@ def test_every_scrape_keeps_the_laws_whatever_strikes(
             await live.until(lambda: live.cluster.gateway.outstanding == 0)
             check_server(live)
             given.check()
-            assert sum(given.counts) > 20
+            assert sum(given.counts) > 10  # a seed draws 36 in the mean
             for endpoint_id, engine in enumerate(live.cluster.engines):
                 assert engine.fetching == 0, endpoint_id
 

@@ -293,6 +293,15 @@ def test_a_study_of_fifteen_lines_is_run_again_in_an_empty_environment(
     assert "although" not in done.stdout
 
 
+@pytest.mark.usefixtures("place")
+def test_a_sweep_in_a_notebook_shows_how_far_it_is(notebook: list[str]) -> None:
+    grid = {"router.policy": ["load", "random"]}
+    assert len(emu.sweep(TABLES, grid=grid, jobs=1)) == 2
+    assert [text.partition("> ")[2] for text in notebook] == ["1 of 2 points", "2 of 2 points"]
+    emu.sweep(TABLES, grid=grid, jobs=1, progress=False)
+    assert len(notebook) == 2
+
+
 def test_a_bar_that_is_not_wanted_is_not_shown(notebook: list[str]) -> None:
     with watching("runs") as watch:
         watch(1, 4, "")

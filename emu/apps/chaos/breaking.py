@@ -141,11 +141,19 @@ class Campaign:
         """Raises InputError for a cluster without objectives; RunError if it cannot run."""
         slo = config.slo
         if not (slo.ttft_ms or slo.ttft_ms_per_token or slo.tpot_ms or slo.e2e_ms):
-            raise InputError(source, None, "slo", "missing: say which objectives a fault may break")
+            raise InputError(
+                source,
+                None,
+                "slo",
+                "missing: say which objectives a fault may break, such as ttft_ms = 500",
+            )
         self._driver = driver
         self._moments = moments
         self.calm = self._run({"faults": []})
         self.calm_met = _met(self.calm)
+        if not self.calm_met:
+            problem = "no request meets the objectives without faults, so none can break them"
+            raise RunError(f"{source}: slo: {problem}: loosen them, or enlarge the cluster")
         figures = self.calm.result.figures
         self._end_s = float(figures["duration"]) - float(figures["load.drain_s"])
         self.times = self._times(config.seed)

@@ -75,7 +75,12 @@ class Cost(msgspec.Struct, kw_only=True):
 def resilience(config: Config, source: str, directory: Path) -> tuple[Summary, Summary, Cost]:
     """Run with and without the faults; both summaries and the cost."""
     if not config.faults:
-        raise InputError(source, None, "faults", "missing; there is nothing to compare")
+        raise InputError(
+            source,
+            None,
+            "faults",
+            "missing: add [[faults]], or see what breaks first: emu chaos CONFIG --slo",
+        )
     calm = msgspec.structs.replace(config, faults=[])
     summaries: list[Summary] = []
     for name, variant in (("without", calm), ("with", config)):

@@ -8,7 +8,7 @@ in `paperfrontier.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,7 @@ _WITHOUT: Final[Sequence[tuple[str, str, DocumentView]]] = (
     ("and without turning prefill into decode", "multicast", {"autoscale.mutate": False}),
     ("ServerlessLLM, every load from memory", "serverlessllm", {"autoscale.loader": "host"}),
 )
+DENSEST: Final = "3 times denser"
 _TRAFFIC: Final[Sequence[tuple[str, float, DocumentView]]] = (
     ("that of the table above", 1.0, {}),
     ("another seed", 1.0, {"seed": 1}),
@@ -54,7 +55,7 @@ _TRAFFIC: Final[Sequence[tuple[str, float, DocumentView]]] = (
     ("half as dense", 0.5, {}),
     ("1.5 times denser", 1.5, {}),
     ("2 times denser", 2.0, {}),
-    ("3 times denser", 3.0, {}),
+    (DENSEST, 3.0, {}),
     ("spares kept for 1.5 s", 1.0, {"autoscale.spare_ttl_ms": 1500}),
 )
 
@@ -145,31 +146,36 @@ def _cells(waits: Waits) -> list[str]:
     ]
 
 
-class Bursts(msgspec.Struct, frozen=True):
-    """Changes of BlitzScale on 72B over kinds of synthetic traffic."""
+class Change(NamedTuple):
+    """How much less or more BlitzScale's figures are on 72B, as parts."""
 
-    ttft_allcache: list[float]
-    tbt_allcache: list[float]
-    tbt_serverlessllm: list[float]
+    ttft_allcache: float
+    """Mean TTFT against AllCache's."""
+    ttft_serverlessllm: float
+    """Mean TTFT against ServerlessLLM's."""
+    tbt_allcache: float
+    """Mean TBT against AllCache's."""
+    tbt_serverlessllm: float
+    """Mean TBT against ServerlessLLM's."""
 
-    def all(self) -> Sequence[Sequence[float]]:
-        """The three, in this order."""
-        return self.ttft_allcache, self.tbt_allcache, self.tbt_serverlessllm
+
+Bursts = Mapping[str, Change]
+"""By kind of synthetic traffic."""
 
 
 def bursts(runner: Runner) -> tuple[Shown, Bursts]:
     """Other seeds, densities and spares on 72B."""
     head = "traffic, SLO met by static, TTFT against allcache, TTFT against serverlessllm"
     table: Table = [[*head.split(", "), "TBT against allcache", "TBT against serverlessllm"]]
-    found = Bursts([], [], [])
+    found: dict[str, Change] = {}
     for words, times, keys in _TRAFFIC:
         runs = [run_case(runner, BURST, None, each, keys=keys, times=times) for each in SCALING]
         static = run_case(runner, BURST, None, "full", keys=keys, times=times)
         blitz, *others = runs
-        ttft = [blitz.ttft_ms_mean / run.ttft_ms_mean - 1 for run in others]
-        tbt = [tbt_ms(blitz) / tbt_ms(run) - 1 for run in others]
-        found.ttft_allcache.append(ttft[0])
-        found.tbt_allcache.append(tbt[0])
-        found.tbt_serverlessllm.append(tbt[1])
-        table.append([words, f"{static.slo_met:.0%}", *(f"{each:+.1%}" for each in (*ttft, *tbt))])
+        change = Change(
+            *(blitz.ttft_ms_mean / run.ttft_ms_mean - 1 for run in others),
+            *(tbt_ms(blitz) / tbt_ms(run) - 1 for run in others),
+        )
+        found[words] = change
+        table.append([words, f"{static.slo_met:.0%}", *(f"{each:+.1%}" for each in change)])
     return Shown(title="burstgpt_72b: other synthetic traffic", table=table), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from emu.apps.plan.beside import Opinion
 from emu.apps.plan.costs import Costs
 from emu.apps.plan.day import Day
 from emu.apps.plan.doubt import Doubt
@@ -125,6 +126,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Of the survivor after each loss."""
     fates_of_best: list[Fate]
     """Of the best cluster."""
+    beside: list[Opinion]
+    """What another tool answers."""
     refused: dict[str, str]
     """Layout -> why it cannot run, or that nothing as cheap as the best meets."""
     runs: int

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from emu.apps.plan.answer import Answer, Bound, Ranked, Reading
+from emu.apps.plan.beside import Opinion, opinions
 from emu.apps.plan.costs import costs_of
 from emu.apps.plan.day import day_of
 from emu.apps.plan.doubt import Doubt, engine_part, interval_of, measure_of
@@ -34,6 +36,7 @@ from emu.apps.plan.layouts import (
     Layout,
     guessed_cost,
     layouts_of,
+    too_slow,
 )
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
@@ -72,6 +75,23 @@ is, are not looked at further."""
 Say = Callable[[str], None]
 
 
+class Teller:
+    """Says the best cluster that is known, each once."""
+
+    def __init__(self, say: Say, trials: Trials) -> None:
+        self._say = say
+        self._trials = trials
+        self._said = ""
+
+    def best(self, judge: Judge, how: str) -> None:
+        """Say the best that holds before a judge, if there is one."""
+        found = next(iter(self._trials.good(judge)), None)
+        line = f"so far, {how}: {found.label}" if found else ""
+        if line and line != self._said:
+            self._say(line)
+            self._said = line
+
+
 class Finding:
     """One question on its way to its answer."""
 
@@ -89,6 +109,9 @@ class Finding:
         )
         rate = set_rate(self.plain, question, workload)
         self.loads: Loads = loads_of(workload, question, rate)
+        self.engine_name = config.engine.name
+        self.utilization = config.scheduler.gpu_memory_utilization
+        _check_measured(question, self.loads)
         self.worlds = Worlds(question, self.plain, directory)
         self.worlds.model = self.spec if config.latency.backend == "roofline" else None
         self.worlds.rate_per_s, self.worlds.span_s = rate, self.loads.span_s
@@ -97,10 +120,17 @@ class Finding:
             self.spec,
             self.loads,
             self.worlds,
-            utilization=config.scheduler.gpu_memory_utilization,
+            utilization=self.utilization,
         )
         if not self.layouts:
             raise _impossible(self.refused)
+        if question.survive:
+            slow = [
+                (layout.label, too_slow(layout, question.during, self.loads, self.worlds))
+                for layout in self.layouts
+            ]
+            if all(why for _, why in slow):
+                raise _impossible(slow)
         self.worlds.spans = self._spans()
 
     @property
@@ -139,34 +169,49 @@ class Finding:
         question, worlds = self.question, self.worlds
         first = self.first
         starts = [(layout, layout.guess) for layout in self.layouts]
+        teller = Teller(say, trials)
         search_all(trials, starts, first, span=NEAR)
-        _say_best(say, trials, first, "with the engine as it is, in short runs")
+        teller.best(first, "with the engine as it is, in short runs")
         if not worlds.drawn:
             judge = Judge(tuple(worlds.plain), len(worlds.plain), "every seed")
-            self._near(trials, first, judge)
+            self._near(trials, (first,), judge, lambda: None)
             return judge, None
         count = len(worlds.drawn)
         half = Judge(tuple(worlds.drawn[: max(1, count // 2)]), math.ceil(count // 2 / 2), "half")
         needed = math.ceil(question.confidence * count - 1e-9)
         judge = Judge(tuple(worlds.drawn), needed, f"{100 * question.confidence:g} % of the draws")
-        self._near(trials, first, half)
-        _say_best(say, trials, half, "with 50 %")
-        self._near(trials, first, judge)
-        _say_best(say, trials, judge, f"with {100 * question.confidence:g} %")
+        known: tuple[Judge, ...] = (first,)
+        if worlds.spans.short_s < worlds.spans.long_s:
+            short = tuple(msgspec.structs.replace(one, is_short=True) for one in half.worlds)
+            quick = Judge(short, half.needed, "half, short runs")
+            told = partial(teller.best, quick, "with 50 %, in short runs")
+            self._near(trials, known, quick, told)
+            known = (quick, first)
+        self._near(trials, known, half, partial(teller.best, half, "with 50 %"))
+        told = partial(teller.best, judge, f"with {100 * question.confidence:g} %")
+        self._near(trials, (half, *known), judge, told)
         return judge, half
 
-    def _near(self, trials: Trials, first: Judge, judge: Judge) -> None:
-        """The search of a judge, over the layouts that are near the best as the engine is."""
+    def _near(
+        self, trials: Trials, known: Sequence[Judge], judge: Judge, told: Callable[[], None]
+    ) -> None:
+        """The search of a judge, over the layouts that are near the best as the engine is.
+
+        It begins with what earlier judges found, the strictest first. `told` is called when a
+        layout is done.
+        """
         starts: dict[Layout, tuple[int, int]] = {}
-        for one in trials.good(first):
-            starts.setdefault(one.layout, (one.prefill, one.decode))
+        for one in (found for earlier in known for found in trials.good(earlier)):
+            if one.scaling is None:
+                starts.setdefault(one.layout, (one.prefill, one.decode))
         if not starts:  # short runs can be too hard: their beginning counts for more
             starts = {layout: layout.guess for layout in self.layouts}
         span = 1.0
         if self.question.systems != (NOT_SCALED,):
             span = SPAN
-        search_all(trials, list(starts.items()), judge, span=span, at_once=1)
+        search_all(trials, list(starts.items()), judge, span=span, at_once=1, told=told)
         search_scaled(trials, self.question, judge)
+        told()
 
     def ranked(self, trials: Trials, candidate: Candidate, judge: Judge) -> Ranked:
         """A row of the answer, of what has been run."""
@@ -288,13 +333,27 @@ class Finding:
         )
 
 
+def _check_measured(question: Question, loads: Loads) -> None:
+    """Raises InputError for an objective that no request of the traffic has."""
+    if len(loads.outputs) and int(loads.outputs[-1]) == 1:
+        for one in (*question.objectives, *question.during):
+            if one.metric == "tpot":
+                option = f"--tpot-{one.at}"
+                raise InputError(SOURCE, None, option, "outputs of one token have no TPOT")
+
+
+def _notes(finding: Finding) -> list[str]:
+    """What one should know before the runs."""
+    question, count = finding.question, len(finding.loads.prompts)
+    rarest = max(question.objectives, key=lambda one: int(one.at[1:]))
+    needed = math.ceil(100 / (100 - int(rarest.at[1:])))
+    if question.has_count and 0 < count < needed:
+        return [f"note: of {count} requests {rarest.label} is the largest: {needed} say more"]
+    return []
+
+
 def print_nothing(line: str) -> None:
     """What hears nothing."""
-
-
-def _say_best(say: Say, trials: Trials, judge: Judge, how: str) -> None:
-    best = next(iter(trials.good(judge)), None)
-    say(f"so far, {how}: {best.label if best else 'none'}")
 
 
 def find_cluster(
@@ -310,6 +369,8 @@ def find_cluster(
     """
     finding = Finding(question, directory)
     bounds = finding.bounds()
+    for note in _notes(finding):
+        say(note)
     say(f"by arithmetic: {bounds_text(bounds)}")
     store = point_store(directory)
     write_text(directory / "base.toml", toml_text(finding.plain))
@@ -352,11 +413,9 @@ def _answered(
     others = _others(finding, trials, shown)
     starts = [*shown.values(), *others]
     survivor, fates, of_best = _survivors(finding, trials, driver, judge, starts)
-    chosen = survivor or best
-    tables = checked_tables(finding.plain, question, chosen, worlds.spans)
+    tables = checked_tables(finding.plain, question, survivor or best, worlds.spans)
     if len(question.seeds) == 1:
         rows[0] = _bootstrapped(rows[0], finding, best)
-    middle = None if half is None else next(iter(trials.good(half)), None)
     return Answer(
         model=finding.spec.name,
         weights=types_told(finding.spec, tables),
@@ -368,7 +427,7 @@ def _answered(
         run_s=worlds.spans.long_s,
         bounds=bounds,
         rows=rows,
-        median=None if half is None or middle is None else finding.ranked(trials, middle, half),
+        median=None if half is None else _median(finding, trials, half),
         others=[finding.ranked(trials, one, finding.first) for one in others],
         headroom=room,
         doubt=finding.doubt(trials, best, judge, rows[0]),
@@ -379,10 +438,27 @@ def _answered(
         survive=question.survive,
         fates=fates,
         fates_of_best=of_best,
+        beside=_beside(finding, trials, driver),
         refused=_refused(finding, trials, {*good, *others}),
         runs=driver.known,
         config=tables,
     )
+
+
+def _beside(finding: Finding, trials: Trials, driver: Driver) -> list[Opinion]:
+    if not finding.question.beside:
+        return []
+    driver.line = "a second opinion"
+    return opinions(finding, trials)
+
+
+def _median(finding: Finding, trials: Trials, half: Judge) -> Ranked | None:
+    """The row of the cheapest cluster that holds before this judge."""
+    middle = next(iter(trials.good(half)), None)
+    if middle is None:
+        return None
+    trials.run([(middle, w) for w in half.worlds if (middle, w) in trials.rows])  # to their end
+    return finding.ranked(trials, middle, half)
 
 
 def _refused(finding: Finding, trials: Trials, told: set[Candidate]) -> dict[str, str]:
@@ -464,9 +540,12 @@ def _no_cluster(finding: Finding, trials: Trials, judge: Judge, half: Judge | No
     tried = [
         (trials.ratio(*pair), pair[0].cost, pair[0].label)
         for pair in results
-        if trials.is_allowed(pair[0]) and results[pair].status == "completed"
+        if trials.is_allowed(pair[0]) and results[pair].status in ("completed", "given up")
     ]
     if tried:
         worst, _, label = min(tried)
-        problem += f"; the nearest, {label}, is at {worst:.2f} x of a limit"
+        if math.isfinite(worst):
+            problem += f"; the nearest, {label}, is at {worst:.2f} x of a limit"
+        else:
+            problem += f"; {label} and all others are overloaded or leave requests unserved"
     return RunError(problem)

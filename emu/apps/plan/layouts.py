@@ -277,7 +277,7 @@ def layouts_of(
             if other is not None and mode != MODES[1]:
                 continue
             kinds = (gpu,) if other is None else (gpu, other)
-            problems = [_obstacle(question, model, k, degrees, dtype, utilization) for k in kinds]
+            problems = [obstacle(question, model, k, degrees, dtype, utilization) for k in kinds]
             reason = next((problem for problem in problems if problem), "")
             for tokens, requests in batches[: 1 if reason else None]:
                 plain = Layout(gpu, degrees[0], dtype, mode, 1, degrees[1], tokens, requests, other)
@@ -313,9 +313,7 @@ def _paced(layout: Layout, question: Question, loads: Loads, paces: PaceOf) -> t
     both = [paces(layout, kind) for kind in layout.gpus]
     if both[0] is None or both[-1] is None:
         return layout, ""
-    firsts = [one for one in question.objectives if one.metric != "tpot"]
-    steps = [one for one in question.objectives if one.metric != "ttft"]
-    why = both[0].obstacle(firsts, loads) or both[-1].obstacle(steps, loads)
+    why = too_slow(layout, question.objectives, loads, paces)
     if why:
         return layout, why
     least = replicas_min(layout, paces.model, loads, question.objectives) if paces.model else 1
@@ -329,6 +327,16 @@ def _paced(layout: Layout, question: Question, loads: Loads, paces: PaceOf) -> t
     return msgspec.structs.replace(layout, replicas_min=least, guess=guess), ""
 
 
+def too_slow(layout: Layout, objectives: Sequence[Objective], loads: Loads, paces: PaceOf) -> str:
+    """Why a request alone on a layout's replicas misses an objective; empty if it does not."""
+    first, last = (paces(layout, layout.gpus[at]) for at in (0, -1))
+    if first is None or last is None:
+        return ""
+    firsts = [one for one in objectives if one.metric != "tpot"]
+    steps = [one for one in objectives if one.metric != "ttft"]
+    return first.obstacle(firsts, loads) or last.obstacle(steps, loads)
+
+
 class PaceOf(Protocol):
     """What arithmetic says of a layout's replicas."""
 
@@ -338,7 +346,7 @@ class PaceOf(Protocol):
     def __call__(self, layout: Layout, kind: GpuKind) -> Pace | None: ...
 
 
-def _obstacle(
+def obstacle(
     question: Question,
     model: ModelSpec,
     gpu: GpuKind,

@@ -133,6 +133,13 @@ class PlanOptions(Model, Traffic, Workers):
     zones: Annotated[
         int | None, Option("Zones that machines are dealt over (--survive zone) [3].", at_least=2)
     ] = None
+    beside: Annotated[
+        str,
+        Option(
+            "A second opinion for each kind of GPU: aiconfigurator, where it is installed.",
+            metavar="TOOL",
+        ),
+    ] = ""
     max_gpus: Annotated[int, Option("Largest cluster to try.", at_least=1)] = 256
     gpus_per_node: Annotated[int, Option("GPUs of a machine.", at_least=1)] = 8
     output: Annotated[str | Path, output("Directory for the answer and the store of runs.")] = Path(

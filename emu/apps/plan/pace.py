@@ -25,6 +25,7 @@ from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.schema import Config
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
+from emu.report.table import number
 from emu.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Pace:
                 )
             if alone_ns > one.limit_ms * NS_PER_MS:
                 limit = f"{one.label} <= {one.limit_ms:g} ms"
-                return f"{told} alone takes {alone_ns / NS_PER_MS:.3g} ms ({limit})"
+                return f"{told} alone takes {number(alone_ns / NS_PER_MS)} ms ({limit})"
         return ""
 
     def split(self, objectives: Sequence[Objective], loads: Loads) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from emu.apps.plan.answer import Answer, Ranked, Reading
+from emu.apps.plan.beside import opinion_lines
 from emu.apps.plan.costs import costs_told
 from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
@@ -51,6 +52,10 @@ def write_page(answer: Answer, directory: Path) -> Path:
         tiles=_tiles(answer),
         lines=_lines(answer),
         survivors=survivor_lines(answer),
+        beside=[
+            line.removeprefix("beside, ")
+            for line in opinion_lines(answer.beside, has_prices=answer.has_prices)
+        ],
         head=_head(answer),
         rows=[_cells(row, answer) for row in [*answer.rows, *answer.others]],
         refused=[(why, ", ".join(layouts)) for why, layouts in refused_kinds(answer)],

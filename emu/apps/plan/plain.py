@@ -23,6 +23,9 @@ def plain_config(output: Path, options: RunOptions) -> Path:
     kinds, has_prices = gpu_kinds(options.gpu)
     if len(kinds) != 1:
         raise InputError("run", None, "--gpu", "a run has one kind; emu plan compares them")
+    if kinds[0].count_max or kinds[0].on_demand:
+        problem = "a run takes NAME=PRICE; how many there are say --replicas and --tp"
+        raise InputError("run", None, "--gpu", problem)
     table = traffic(options)
     if options.workload:
         path = Path(options.workload).resolve()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from emu.apps.plan.answer import Answer
+from emu.apps.plan.beside import check_beside
 from emu.apps.plan.day import curve_of
 from emu.apps.plan.files import write_answer
 from emu.apps.plan.find import Say, find_cluster, print_nothing
@@ -35,9 +36,33 @@ from emu.options.declare import takes
 TENSOR_PARALLEL: Final = (1, 2, 4, 8)
 CONFIDENCE: Final = 0.9
 ZONES: Final = 3
-_CHOSEN: Final = ("replicas", "nodes.0.gpu", "nodes.0.count", "model.dtype", "seed")
+_CHOSEN: Final = ("replicas", "nodes.0.gpu", "nodes.0.count", "seed")
 _CHOSEN_TO_SCALE: Final = ("autoscale.preset", "autoscale.min_", "autoscale.max_")
 """Keys (their beginnings) that the plan chooses."""
+_OPTIONS: Final = {
+    "model.name": "--model",
+    "model.hf_config": "--hf-config",
+    "model.dtype": "--dtype",
+    "nodes.0.hourly_price": "--gpu NAME=PRICE",
+    "output": "--output",
+    "slo": "objectives such as --ttft-p95",
+    "workload.columns": "--columns",
+    "workload.concurrency": "--rate",
+    "workload.limit": "--requests",
+    "workload.path": "--workload",
+    "workload.preset": "--preset",
+    "workload.rate_per_s": "--rate",
+    "workload.synthetic.arrivals.points": "--workload FILE, whose rate changes",
+    "workload.synthetic.arrivals.rate_per_s": "--rate",
+    "workload.synthetic.duration_s": "--duration",
+    "workload.synthetic.requests": "--requests",
+    "workload.time_scale": "--rate",
+}
+"""Key -> the option that says it."""
+_RATELESS: Final = ("all_at_once", "burst", "piecewise")
+"""Processes of arrivals that have no one rate."""
+_WHOLE: Final = ("model", "nodes", "nodes.0", "workload", "workload.synthetic")
+"""Tables that hold keys of the plan's own."""
 
 
 @takes(PlanOptions)
@@ -106,6 +131,7 @@ def question_of(options: PlanOptions) -> Question:
         zones=options.zones or ZONES,
         away_s=0.0 if options.away is None else duration_ms(options.away, "--away") / 1e3,
         during=objectives_during(options.during) or tuple(given),
+        beside=check_beside(options.beside),
         gpus_max=options.max_gpus,
         gpus_per_node=options.gpus_per_node,
         settings=settings,
@@ -148,10 +174,31 @@ def _settings(options: PlanOptions, systems: Sequence[str]) -> tuple[Document, D
     for key in settings:
         if key.startswith((*_CHOSEN, *_CHOSEN_TO_SCALE)):
             raise InputError("--set", None, key, "the plan chooses it")
+        if key in _WHOLE:
+            raise InputError("--set", None, key, "the plan fills this table; set its keys alone")
+        option = _option_of(key, settings[key], options)
+        if option:
+            raise InputError("--set", None, key, f"has an option of its own: {option}")
     scaling = {key: settings.pop(key) for key in list(settings) if key.startswith("autoscale.")}
     if scaling and systems == (NOT_SCALED,):
         raise InputError("--set", None, next(iter(scaling)), "give --autoscale")
     return settings, scaling
+
+
+def _option_of(key: str, value: object, options: PlanOptions) -> str:
+    """The option that says what a key does, if it has one."""
+    if key == "workload.synthetic.arrivals.process" and value in _RATELESS:
+        return _OPTIONS["workload.synthetic.arrivals.points"]
+    if key == "scheduler.max_num_seqs" and options.max_num_seqs:
+        return "--max-num-seqs"
+    if key == "scheduler.max_num_batched_tokens" and options.max_num_batched_tokens:
+        return "--max-num-batched-tokens"
+    for word, given in (("prompt", options.prompt_tokens), ("output", options.output_tokens)):
+        if given and key.startswith(f"workload.synthetic.{word}"):
+            return f"--{word}-tokens"
+    parts = key.split(".")
+    heads = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((_OPTIONS[head] for head in heads if head in _OPTIONS), "")
 
 
 def _mixes(options: PlanOptions, gpus: Sequence[GpuKind]) -> bool:

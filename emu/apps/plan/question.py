@@ -10,6 +10,7 @@ Everything wrong is an InputError that names the option.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ import msgspec
 
 from emu.apps.plan.traffic import SOURCE, wrong
 from emu.apps.shared.conditions import Condition
+from emu.apps.shared.give_up import Limit
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.config.suggestions import did_you_mean
@@ -26,6 +28,7 @@ METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2e
 """Metric of an option -> its name in summary.json."""
 STATISTICS: Final[Mapping[str, str]] = {"p50": "median", "p95": "p95", "p99": "p99"}
 OBJECTIVES: Final = tuple(f"{metric}_{at}" for metric in METRICS for at in STATISTICS)
+_COUNTED: Final = re.compile(r"(\d+) ?[x*] ?(.+)")
 _UNITS_MS: Final[Mapping[str, float]] = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
 
 
@@ -62,6 +65,10 @@ class Objective(msgspec.Struct, frozen=True):
     def condition(self) -> Condition:
         """What a run's figures must meet."""
         return Condition(self.figure, "<=", self.limit_ms)
+
+    def limit(self, slack: float) -> Limit:
+        """What a run may be given up for that misses by more than the factor `slack`."""
+        return Limit(self.metric, int(self.at[1:]), self.limit_ms, slack)
 
     @property
     def label(self) -> str:
@@ -118,6 +125,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is lost comes back after so long; 0 = not before the end of the run."""
     during: tuple[Objective, ...] = ()
     """Objectives after the loss."""
+    beside: str = ""
+    """A tool that is asked the same; empty = none."""
 
 
 def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
@@ -144,6 +153,12 @@ def _gpu_kind(text: str) -> tuple[GpuSpec, tuple[float | None, float], int]:
     """NAME[=PRICE[/ON_DEMAND]][:COUNT]; the prices, None without."""
     rest, colon, count_text = text.partition(":")
     name, equals, price_text = rest.partition("=")
+    if "," in text:
+        each = " ".join(f"--gpu {one.strip()}" for one in text.split(",") if one.strip())
+        raise wrong("--gpu", f"{text!r}: one kind at a time: {each}")
+    if found := _COUNTED.fullmatch(name):
+        problem = f"{text!r}: how many there are stands behind a colon: {found[2]}:{found[1]}"
+        raise wrong("--gpu", problem)
     spec = lookup_gpu(name.strip(), SOURCE, "--gpu")
     price, on_demand = None, 0.0
     if equals:
@@ -151,6 +166,11 @@ def _gpu_kind(text: str) -> tuple[GpuSpec, tuple[float | None, float], int]:
         price = _positive(reserved, "--gpu", f"price of {text!r}")
         if slash:
             on_demand = _positive(other, "--gpu", f"price on demand of {text!r}")
+            if on_demand < price:
+                problem = (
+                    f"{text!r}: the price of a reserved GPU comes first, so it is the lower one"
+                )
+                raise wrong("--gpu", problem)
     if not colon:
         return spec, (price, on_demand), 0
     if not (count_text.isascii() and count_text.isdigit() and int(count_text) > 0):
@@ -180,9 +200,10 @@ def objectives_during(texts: Sequence[str]) -> tuple[Objective, ...]:
 def duration_ms(text: str | float, option: str) -> float:
     """`500ms`, `0.5s` or `10m`, in ms; a bare number is refused. Raises InputError."""
     given = str(text).strip()
-    unit = next((one for one in _UNITS_MS if given.endswith(one)), "")
-    if not unit:
-        raise wrong(option, f"{given!r} needs a unit: 500ms, 0.5s or 10m")
+    unit = given.lstrip("0123456789.+-eE ")
+    if unit not in _UNITS_MS:
+        problem = f"has no unit {unit!r}" if unit else "needs a unit"
+        raise wrong(option, f"{given!r} {problem}: 500ms, 0.5s, 10m or 2h")
     value = _positive(given.removesuffix(unit), option, f"duration {given!r}")
     return value * _UNITS_MS[unit]
 

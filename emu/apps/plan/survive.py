@@ -92,7 +92,7 @@ def losses_of(candidate: Candidate, question: Question, plain: Document) -> list
         lost = (prefill, roles["decode"])
         if not sum(lost):
             continue
-        split = f"{prefill}P+{lost[1]}D" if candidate.decode else f"{prefill} replicas"
+        split = f"{prefill}P+{lost[1]}D" if candidate.decode else f"{prefill} colocated"
         targets = tuple({"kind": "node_crash", "node": machine} for machine in group)
         found.setdefault(lost, Loss(f"{question.survive} {number} ({split})", *lost, targets))
     return list(found.values())

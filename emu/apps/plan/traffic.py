@@ -8,6 +8,7 @@ Everything wrong is an InputError that names the option.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,9 +39,16 @@ def lengths(text: str | int, option: str) -> Document:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key:
             problem = f"{given!r}: expected 512, 100-2000 or median=1000,sigma=0.8,max=8000"
-            raise wrong(option, problem)
+            raise wrong(option, problem + _thousands(given))
         table[key] = _number_or_word(value)
     return table
+
+
+def _thousands(text: str) -> str:
+    """The way from `3k` and `3,000` to a number."""
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)[kK]", text):
+        return f"; write {float(found[1]) * 1000:.0f}"
+    return f"; write {text.replace(',', '')}" if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else ""
 
 
 def _number_or_word(text: str) -> int | float | str:

@@ -7,7 +7,7 @@ others could not mend it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, scaled
 from emu.apps.plan.search import SLACK, Asked, Search, search_of
 from emu.apps.plan.worlds import World, Worlds
+from emu.apps.shared.give_up import RATIO
 from emu.apps.shared.points import Driver, Row, meets
 from emu.report.intervals import mean_of
 
@@ -61,10 +62,20 @@ class Trials:
         """What a cluster is judged by."""
         return self._question.objectives
 
-    def run(self, pairs: Sequence[tuple[Candidate, World]]) -> None:
-        """Run what has not been run, all of it together."""
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in self.rows]
+    def run(self, pairs: Sequence[tuple[Candidate, World]], *, to_the_end: bool = True) -> None:
+        """Run what has not been run, all of it together.
+
+        Unless `to_the_end`, a run may be given up as soon as it misses by more than SLACK.
+        """
+        new = [
+            pair
+            for pair in dict.fromkeys(pairs)
+            if pair not in self.rows or (to_the_end and self._is_given_up(*pair))
+        ]
         points = [self.worlds.point(candidate, world) for candidate, world in new]
+        if not to_the_end:
+            least = tuple(one.limit(SLACK) for one in self.objectives)
+            points = [msgspec.structs.replace(point, limits=least) for point in points]
         for pair, row in zip(new, self._driver.rows(points), strict=True):
             self.rows[pair] = row
 
@@ -72,6 +83,8 @@ class Trials:
         """Largest figure / limit of the objectives in a world; infinite if not all was served, or
         the load was too much."""
         result = self.rows[candidate, world].result
+        if result.status == "given up":
+            return float(result.figures[RATIO])
         if not meets(result, [], 0.0) or result.figures["load.verdict"] == "overloaded":
             return float("inf")
         return max(
@@ -87,14 +100,21 @@ class Trials:
         return [
             float(row.result.figures[objective.figure])
             for row in found
-            if row is not None and row.result.figures
+            if row is not None and objective.figure in row.result.figures
         ]
+
+    def _is_given_up(self, candidate: Candidate, world: World) -> bool:
+        return self.rows[candidate, world].result.status == "given up"
 
     def with_objectives(self, objectives: tuple[Objective, ...]) -> Trials:
         """The same runs, judged by other objectives."""
         question = msgspec.structs.replace(self._question, objectives=objectives)
         other = Trials(self._driver, question, self.worlds, self._loads)
-        other.rows = self.rows
+        other.rows = {  # a run that was given up says nothing of other limits
+            pair: row
+            for pair, row in self.rows.items()
+            if objectives == self.objectives or row.result.status != "given up"
+        }
         return other
 
     def met(self, candidate: Candidate, judge: Judge) -> int:
@@ -121,7 +141,7 @@ class Trials:
             if not wanted:
                 break
             self._driver.line = judge.words
-            self.run(wanted)
+            self.run(wanted, to_the_end=False)
         return [
             [bool(decided[one, ask.slack, ask.is_probe]) for one in ask.candidates] for ask in asked
         ]
@@ -192,7 +212,7 @@ class Trials:
         if candidate.scaling is None:
             return float(candidate.gpus)
         figures = [row.result.figures for (one, _), row in self.rows.items() if one == candidate]
-        served = [one for one in figures if one]
+        served = [one for one in figures if "gpu_seconds.total" in one]
         if not served:
             return float(candidate.gpus)
         return mean_of([one["gpu_seconds.total"] / one["duration"] for one in served]).mean
@@ -252,9 +272,11 @@ def search_all(
     *,
     span: float,
     at_once: int = LAYOUTS_AT_ONCE,
+    told: Callable[[], None] = lambda: None,
 ) -> None:
     """Every layout from its start, some at a time, in order; the best so far bounds those that
-    follow: clusters that cost more than `span` times as much are not looked for."""
+    follow: clusters that cost more than `span` times as much are not looked for. `told` is called
+    when some are done."""
     waiting = list(starts)
     while waiting:
         now, waiting = waiting[:at_once], waiting[at_once:]
@@ -268,10 +290,11 @@ def search_all(
             )
             _advance(search, None, active)
         while active:
-            told = trials.answer([asked for _, asked in active], judge)
+            replies = trials.answer([asked for _, asked in active], judge)
             running, active = active, []
-            for (search, _), answers in zip(running, told, strict=True):
+            for (search, _), answers in zip(running, replies, strict=True):
                 _advance(search, answers, active)
+        told()
 
 
 def _advance(search: Search, told: list[bool] | None, active: list[tuple[Search, Asked]]) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from emu.apps.plan.answer import Answer, Bound, Headroom, Ranked
+from emu.apps.plan.beside import opinion_lines
 from emu.apps.plan.costs import costs_told
 from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
@@ -40,6 +41,7 @@ def lines_of(answer: Answer) -> list[str]:
     if answer.day is not None:
         lines += day_lines(answer.day, has_prices=answer.has_prices)
     lines += survivor_lines(answer)
+    lines += opinion_lines(answer.beside, has_prices=answer.has_prices)
     lines.append(f"rests on {answer.rests_on}")
     lines += [f"unmeasured: {text}" for text in unmeasured_told(answer)]
     lines += [f"ruled out: {_some(kinds)}: {why}" for why, kinds in refused_kinds(answer)]

@@ -65,7 +65,7 @@ from emu.replica.view import ReplicaHandle
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
-from emu.runs.runner import next_free
+from emu.runs.runner import next_free, say_moved
 from emu.units import NS_PER_S, s_to_ns
 
 if TYPE_CHECKING:
@@ -549,10 +549,12 @@ def serve_command(
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
+    asked = output
     if not force:
         output = next_free(output, _holds_traffic)
     with placing(str(path)):
         server = LiveServer(config, str(path), options, output)
+    say_moved(asked, output)
     if not is_loopback(options.host) and not options.api_key:
         print("warning: reachable from other machines without --api-key", file=sys.stderr)
     _raise_file_limit()

@@ -21,6 +21,7 @@ from emu.apps.shared.conditions import (
     Condition,
     unserved_part,
 )
+from emu.apps.shared.give_up import RATIO, Limit, run_or_give_up
 from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
 from emu.config.input_files import reason
@@ -36,6 +37,7 @@ from emu.runs.keys import Keys
 from emu.runs.runner import execute
 from emu.runs.store import Store
 from emu.units import NS_PER_MS, NS_PER_S
+from emu.world import asks_outside
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -48,6 +50,8 @@ class Point(msgspec.Struct, frozen=True):
     since_s: float = 0.0
     """Latencies of the requests that arrive from then on are figures, too (`since.p95_ttft_ms`);
     0 = not wanted."""
+    limits: tuple[Limit, ...] = ()
+    """The run may end as soon as one of them is missed for certain."""
 
 
 def with_seeds(
@@ -68,6 +72,10 @@ class Task(msgspec.Struct, frozen=True):
     """Where the run's directory is kept; empty = nowhere."""
     since_s: float = 0.0
     """As in `Point`."""
+    limits: tuple[Limit, ...] = ()
+    """As in `Point`."""
+    given_up_key: str = ""
+    """Key of the result if the run is given up."""
 
 
 class PointResult(msgspec.Struct):
@@ -75,18 +83,19 @@ class PointResult(msgspec.Struct):
 
     key: str
     status: str
-    """completed; failed (the run could not go on); invalid (the config or workload is wrong);
-    violated (an invariant of emu)."""
+    """completed; given up (a limit of its point is missed for certain); failed (the run could not
+    go on); invalid (the config or workload is wrong); violated (an invariant of emu)."""
     error: str
     figures: Document
-    """Figures of summary.json by dotted name; empty unless completed."""
+    """Figures of summary.json by dotted name; of a run that was given up, RATIO of give_up.py;
+    else empty."""
     gpus: int = 0
     """Of all replicas, also those that scaling may add."""
 
     @property
     def is_kept(self) -> bool:
         """A failed run is a result, a mistake in the configuration is not."""
-        return self.status in ("completed", "failed")
+        return self.status in ("completed", "given up", "failed")
 
 
 PointPool = Pool[Task, PointResult]
@@ -111,9 +120,13 @@ class Base:
         config = config_from_text(self._text, self.source, texts, self._directory)
         return config if point.seed is None else msgspec.structs.replace(config, seed=point.seed)
 
-    def key(self, config: Config, since_s: float = 0.0) -> str:
-        """What the result depends on, and nothing else, as a hash."""
-        return self._keys.key(config, *([since_s] if since_s else []))
+    def key(self, config: Config, since_s: float = 0.0, limits: tuple[Limit, ...] = ()) -> str:
+        """What the result depends on, and nothing else, as a hash.
+
+        `limits`: of a run that was given up.
+        """
+        given = [*([since_s] if since_s else []), *([repr(limits)] if limits else [])]
+        return self._keys.key(config, *given)
 
 
 def run_point(task: Task) -> PointResult:
@@ -135,6 +148,8 @@ def run_point(task: Task) -> PointResult:
 def _run(task: Task, output: OutputTable) -> PointResult:
     config = msgspec.structs.replace(task.config, output=output)
     try:
+        if task.limits and not task.keep_in and not asks_outside(make_plan(config, task.source)):
+            return _with_limits(task, config)
         done = execute(config, task.source, report=False if not task.keep_in else None)
     except InputError as error:
         return PointResult(task.key, "invalid", str(error), {})
@@ -147,6 +162,17 @@ def _run(task: Task, output: OutputTable) -> PointResult:
     figures = figures_of(done.summary)
     if task.since_s:
         figures |= _figures_since(Path(output.dir) / "requests.csv", task.since_s)
+    return PointResult(task.key, "completed", "", figures, len(gpus))
+
+
+def _with_limits(task: Task, config: Config) -> PointResult:
+    """A run that may be given up; its key then is that of its limits, too."""
+    place = Path(config.output.dir)
+    place.mkdir(parents=True, exist_ok=True)
+    figures = run_or_give_up(config, task.source, place, task.limits)
+    if RATIO in figures:
+        return PointResult(task.given_up_key, "given up", "", figures)
+    gpus = {gpu for replica in make_plan(config, task.source).replicas for gpu in replica.gpus}
     return PointResult(task.key, "completed", "", figures, len(gpus))
 
 
@@ -242,12 +268,13 @@ class Driver:
         self.done += len(results)
         self._tell()
         if tasks:
+            wanted = {task.given_up_key: key for key, task in tasks.items() if task.limits}
             for result in self._pool.results(list(tasks.values())):
                 if result.status == "violated":
                     raise InvariantViolation(f"a point of the sweep: {result.error}")
                 if result.is_kept:
                     self._store.put(result.key, result)
-                results[result.key] = result
+                results[wanted.get(result.key, result.key)] = result
                 self.done += 1
                 self._tell()
                 strike_if_lost()
@@ -271,12 +298,16 @@ class Driver:
         if key in results or key in tasks:
             return key
         stored = self._store.get(key)
+        given_up = self._base.key(config, point.since_s, point.limits) if point.limits else ""
+        if stored is None and given_up:
+            stored = self._store.get(given_up)
         if stored is not None and (not self._keep_in or (Path(self._keep_in) / key).exists()):
             results[key] = stored
             self.from_store += 1
         else:
             keep = str(Path(self._keep_in) / key) if self._keep_in else ""
-            tasks[key] = Task(key, config, self._base.source, keep, point.since_s)
+            source, since_s = self._base.source, point.since_s
+            tasks[key] = Task(key, config, source, keep, since_s, point.limits, given_up)
         return key
 
     def _tell(self) -> None:

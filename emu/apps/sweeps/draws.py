@@ -269,12 +269,13 @@ def _is_finite(value: Any) -> bool:
 
 def draws_command(path: Path, output: Path | None, options: RunOptions) -> int:
     """`emu run --draws N`; `output`: the directory, None for the configuration's."""
-    from emu.runs.runner import kept_apart
+    from emu.runs.runner import kept_apart, say_moved
 
     if options.seeds > 1:
         raise InputError("run", None, "--draws", "draws seeds itself; leave out --seeds")
     absolute = load_config(path if options.ray is None else path.resolve(), options.settings)
     config = adjust(absolute, seed=options.seed, output=output)
+    asked = Path(config.output.dir)
     if options.draws < 2:
         raise InputError("run", None, "--draws", "an interval needs 2 draws or more")
     if not options.force:
@@ -287,6 +288,7 @@ def draws_command(path: Path, output: Path | None, options: RunOptions) -> int:
         origin=Origin(f"emu run {path} --draws {options.draws}", options.settings),
     )
     top = Path(config.output.dir)
+    say_moved(asked, top)
 
     def show(console: Console) -> None:
         print_draws(result, console, str(path))

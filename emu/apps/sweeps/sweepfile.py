@@ -149,6 +149,9 @@ def load_sweep(path: Path) -> Sweep:
     """Read a sweep file."""
     source = str(path)
     text, raw = read_toml(path, source)
+    if "base" not in raw and any(key in raw for key in ("nodes", "replicas", "workload")):
+        problem = f'missing: this file is a cluster, which a sweep file names: base = "{path.name}"'
+        raise InputError(source, None, "base", problem)
     try:
         sweep = msgspec.convert(raw, prepared(Sweep))
     except msgspec.ValidationError as error:

@@ -22,6 +22,7 @@ from emu.apps.shared.points import (
     point_store,
     with_seeds,
 )
+from emu.apps.shared.watching import Watch, watching
 from emu.config.toml_text import toml_text
 from emu.documents import DocumentView
 from emu.errors import InputError, RunError
@@ -39,13 +40,15 @@ def sweep(
     jobs: int = 0,
     ray: str | None = None,
     output: str | Path | None = None,
+    progress: bool = True,
 ) -> Rows:
     """Run all combinations of `grid` (dotted key -> values), or the `points`, with each seed.
 
     One record for each run: the keys, `seed`, `status`, `error`, and every figure of summary.json
     by its dotted name (NaN where there is none). `output`: a directory whose store is used, so that
-    what was run is not run again; without it nothing is left. Classes as values run in this
-    process. Raises InputError for a wrong configuration.
+    what was run is not run again; without it nothing is left. `progress`: a bar, where a terminal
+    or a notebook shows it. Classes as values run in this process. Raises InputError for a wrong
+    configuration.
     """
     values = [dict(point) for point in points]
     if grid:
@@ -60,7 +63,8 @@ def sweep(
         if isinstance(config, Mapping):
             write_text(path, toml_text(replaced(dict(config))))
         base, store = Base(path), point_store(place)
-        rows = _rows(base, store, with_seeds(values, list(seeds)), jobs, ray)
+        with watching("points", wanted=progress) as watch:
+            rows = _rows(base, store, with_seeds(values, list(seeds)), jobs, ray, watch)
     names = dict.fromkeys(name for _, result in rows for name in result.figures)
     columns: dict[str, list[Any]] = {}
     for key in dict.fromkeys(name for point, _ in rows for name in point.values):
@@ -74,7 +78,12 @@ def sweep(
 
 
 def _rows(
-    base: Base, store: PointStore, points: Sequence[Point], jobs: int, ray: str | None
+    base: Base,
+    store: PointStore,
+    points: Sequence[Point],
+    jobs: int,
+    ray: str | None,
+    watch: Watch,
 ) -> list[tuple[Point, PointResult]]:
     """The points and what came of them, in their order. Raises InputError, RunError."""
     tasks: dict[str, Task] = {}
@@ -87,7 +96,10 @@ def _rows(
         order.append((point, key))
         is_local |= any(isinstance(v, str) and is_object(v) for v in point.values.values())
     with point_pool(1 if is_local else jobs, ray) as pool:
-        results = {one.key: one for one in point_results(tasks, store, pool)}
+        results = {}
+        for result in point_results(tasks, store, pool):
+            results[result.key] = result
+            watch(len(results), len(tasks), "")
     for result in results.values():
         if result.status == "invalid":
             raise InputError(base.source, None, "", result.error)

@@ -55,7 +55,7 @@ def sample_database(wanted: Wanted) -> Table:
     """Sample the installed database. Raises InputError for what it lacks, or if it is absent."""
     asked = wanted.provenance()
     sdk = _sdk(wanted.source)
-    known = _database_name(wanted.spec.name)
+    known = database_name(wanted.spec.name)
     name = known or f"{wanted.spec.name} (from its architecture)"
     provenance = msgspec.structs.replace(asked, model=name)
     with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +166,7 @@ def _sdk(source: str) -> Any:
     return sdk
 
 
-def _database_name(model: str) -> str:
+def database_name(model: str) -> str:
     """The database's name of our model: the same but for case and Meta's former prefix."""
     plain = {_plain(name): name for name in sorted(covered_models(), reverse=True)}
     return plain.get(_plain(model), "")

@@ -191,7 +191,7 @@ function honest(verdict) {
   $("met").className = isLate ? "bad" : "";
   $("goals").className = isLate ? "bad" : "";
   put("goals", isLate && at
-    ? `clients saw ${seconds(at.seen_ttft_p50_ms)}, the cluster answered in ${seconds(at.ttft_p50_ms)}`
+    ? `clients ${seconds(at.seen_ttft_p50_ms)}, cluster ${seconds(at.ttft_p50_ms)}`
     : goals);
 }
 const seconds = (ms) => ms >= 1000 ? (ms / 1e3).toPrecision(2) + " s" : round(ms) + " ms";

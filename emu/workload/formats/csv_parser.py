@@ -204,7 +204,10 @@ class CsvParser:
         value = exact_decimal(text, self._unit)
         if value is None or (self._unit == 0 and not text.isdigit() and value >= 0):
             kind = "an integer" if self._unit == 0 else "a number"
-            raise InputError(self._source, line, name, f"must be {kind}, not {_shown(text)}")
+            is_date = text[4:5] == text[7:8] == "-"
+            hint = f"; --columns arrival={name},... reads dates" if is_date else ""
+            problem = f"must be {kind}, not {_shown(text)}{hint}"
+            raise InputError(self._source, line, name, problem)
         if value < 0:
             raise InputError(self._source, line, name, f"must be at least 0, not {text}")
         if value > TIME_MAX_NS:

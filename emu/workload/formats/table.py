@@ -266,7 +266,12 @@ def _recognise(head: bytes, source: str) -> Format:
         for mark, name in ((b";", "semicolons"), (b"\t", "tabs")):
             if mark in header:
                 raise InputError(source, 1, "$", f"columns are separated by {name}, not by commas")
-        return _JSONL
+        if head.startswith(b"PAR1"):
+            problem = "is Parquet; write its rows as CSV or JSON lines (docs/workloads.md)"
+            raise InputError(source, None, "", problem)
+        begins = header[:40].decode("utf-8", "replace")
+        problem = f"neither JSON lines nor a table with commas: it begins with {begins!r}"
+        raise InputError(source, 1, "$", problem)
     raise unknown_header(split_header(header), source)
 
 
