@@ -248,8 +248,8 @@ PLANTED = (
     Planted(
         "first uses are paid again and again",
         "replica/pace.py",
-        "        return self.first_uses.popleft() if",
-        "        return self.first_uses[0] if",
+        "        first_ns = self.first_uses.popleft() if",
+        "        first_ns = self.first_uses[0] if",
     ),
     Planted(
         "what is posted during a boundary is applied at the same one",

@@ -183,7 +183,8 @@ class Cluster:
             intake=build_intake(shared.plan),
             doors=build_doors(shared.plan),
             admission=None if policies is None else policies.admission(),
-            clients=self.config.workload.concurrency,
+            clients=self.config.workload.concurrency or self.config.workload.max_in_flight,
+            is_paced=self.config.workload.max_in_flight > 0,
         )
 
     def _make_loops(self, shared: Shared) -> None:

@@ -150,7 +150,7 @@ class Scalers:
     def _scaler(self, world: ScalerWorld, cache: HostCache) -> Scaler:
         plan, first = self._plan, world.members[0]
         its_plan = plan.replicas[first.replica_id]
-        table = self._table(its_plan.served)
+        table = _with_start(self._table(its_plan.served), its_plan)
         config = plan.config
         return Scaler(
             world,
@@ -165,3 +165,14 @@ class Scalers:
             load_deadline_ns=config.recovery.load_deadline_ns(has_faults=bool(config.faults)),
             own=self._own,
         )
+
+
+def _with_start(table: AutoscaleTable, replica: ReplicaPlan) -> AutoscaleTable:
+    """A negative `cold_start_s` is the engine's own start, by phases."""
+    if table.cold_start_s >= 0:
+        return table
+    from emu.cluster.start_up import start_up_of  # most starts are given, or none
+
+    found = start_up_of(replica)
+    seconds = 0.0 if found is None else found.total_s
+    return msgspec.structs.replace(table, cold_start_s=seconds)

@@ -1,8 +1,9 @@
 """Energy of a run by part of the machine, from what the run's books say.
 
 Idle power of everything for the whole run, and on top of it what was done. Pure; called once, at
-the end. Source: LLMServingSim 2.0, with these differences: a GPU is active while its replica (or
-its pipeline stage) runs an iteration, exchanges included; the processors of a machine are no busier
+the end. GPUs draw by their load (`gpu_power.py`), or `gpu_active_w` where that is given. Source of
+all else: LLMServingSim 2.0, with these differences: a GPU is active while its replica (or its
+pipeline stage) runs an iteration, exchanges included; the processors of a machine are no busier
 than all of the time; bytes between stages count at the size of their elements.
 
 Parts: `base`, `gpu`, `cpu`, `memory`, `link`, `nic`, `storage`. Joule.
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.catalogue import sizes
+from emu.cluster.gpu_power import MEASURED, running_j
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable
 from emu.replica.replica import Replica
@@ -21,6 +23,7 @@ from emu.replica.tier_traffic import READ, WRITE
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from emu.catalogue.gpu import GpuSpec
     from emu.latency.offload.backend import OffloadedBackend
     from emu.latency.offload.pim import PimDevice
 
@@ -34,9 +37,17 @@ def energy_warnings(table: PowerTable, plan: Plan) -> list[str]:
     """What a reader of the energy should know beforehand."""
     if table.gpu_active_w:
         return []
-    limits = {r.gpu.name: r.gpu.tdp_w for r in plan.replicas if r.gpu.tdp_w}
-    boards = ", ".join(f"{name} draws {watt:g} W at most" for name, watt in limits.items())
-    return ["power.gpu_active_w is 0: GPUs take no energy" + (f" ({boards})" if boards else "")]
+    gpus = {gpu.name: gpu for gpu in plan.gpus_of_nodes}
+    told = []
+    for name, gpu in sorted(gpus.items()):
+        if not gpu.tdp_w:
+            told.append(f"power: the limit of {name} is not known: it takes no energy")
+        elif name not in MEASURED:
+            told.append(
+                f"power: {name} is unmeasured: taken to draw the same parts of its {gpu.tdp_w:g} W "
+                f"as {MEASURED[0]}; power.gpu_active_w gives your own"
+            )
+    return told
 
 
 def energy_j(
@@ -54,14 +65,18 @@ def energy_j(
     count = len(machines)
     host_bytes = sum(moved_bytes.get(kind, 0) for kind in _HOST_KINDS)
     link_bytes = float(sum(moved_bytes.values()) - host_bytes)
-    gpu = table.gpu_idle_w * len(plan.topology.gpus) * seconds
+    gpu = _idle_w(table, plan) * seconds
     busy_of_machine = [0] * count
     pim_j = 0.0
     for its_plan, replica in zip(plan.replicas, replicas, strict=True):
         busy_ns, gpu_busy_ns = replica.busy_times
         standby_ns = replica.counters.standby_time_ns(end_ns)
-        gpu += (table.gpu_active_w - table.gpu_idle_w) * gpu_busy_ns / NS_PER_S
-        standby_w = max(0.0, table.gpu_standby_w - table.gpu_idle_w)
+        idle_w = _gpu_idle_w(table, its_plan.gpu)
+        if table.gpu_active_w:
+            gpu += (table.gpu_active_w - idle_w) * gpu_busy_ns / NS_PER_S
+        else:
+            gpu += running_j(its_plan.gpu, its_plan.model, replica.counters, gpu_busy_ns, idle_w)
+        standby_w = max(0.0, table.gpu_standby_w - idle_w)
         gpu += standby_w * standby_ns / NS_PER_S * len(replica.gpus)
         busy_of_machine[its_plan.machine] += busy_ns
         link_bytes += replica.counters.tokens_run * exchange_bytes_per_token(its_plan)
@@ -82,6 +97,20 @@ def energy_j(
         "nic": table.nic_idle_w * table.nics * count * seconds,
         "storage": table.storage_idle_w * table.storage_devices * count * seconds,
     }
+
+
+def _gpu_idle_w(table: PowerTable, gpu: GpuSpec) -> float:
+    """Idle power of one GPU: as given, or the catalog's where power is by load."""
+    return table.gpu_idle_w if table.gpu_idle_w or table.gpu_active_w else gpu.idle_w
+
+
+def _idle_w(table: PowerTable, plan: Plan) -> float:
+    """Idle power of all GPUs, held by a replica or not."""
+    machines = plan.topology.machines
+    return sum(
+        _gpu_idle_w(table, plan.gpus_of_nodes[machine.table]) * len(machine.gpus)
+        for machine in machines
+    )
 
 
 def exchange_bytes_per_token(plan: ReplicaPlan) -> float:

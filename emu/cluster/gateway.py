@@ -82,9 +82,10 @@ class Gateway(Actor):
         doors: Sequence[Door] = (),
         admission: OwnAdmission | None = None,
         clients: int = 0,
+        is_paced: bool = False,
     ) -> None:
         """`clients`: of a closed loop, each with one request or session; 0 = requests arrive at
-        their times."""
+        their times. `is_paced`: a client sends its line no earlier than the workload says."""
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
         self.dispatches = dispatches
@@ -102,6 +103,7 @@ class Gateway(Actor):
         self.doors = doors
         self._admission = admission
         self._clients = clients
+        self._is_paced = is_paced
         self._delivered_ns = 0
         """When the last token so far is with its client."""
         self.outstanding = 0
@@ -160,6 +162,8 @@ class Gateway(Actor):
         assert self._releases is not None
         request = self._next or next(self._releases, None)
         self._next = None
+        if self._is_paced and request is not None:
+            at_ns = max(at_ns, request.arrival_ns)
         while request is not None:
             if request.deadline_ns >= 0:
                 request.deadline_ns += at_ns - request.arrival_ns

@@ -330,6 +330,8 @@ def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
     if not workload.concurrency:
         return
     here: Path = ("workload", "concurrency")
+    if workload.max_in_flight:
+        yield here, "a closed loop has so many lines in flight already; leave out max_in_flight"
     if workload.rate_per_s or workload.time_scale != 1:
         yield here, "clients in a closed loop have no times that a rate or time_scale could move"
     if made is not None and made.duration_s:

@@ -116,9 +116,16 @@ class PowerTable(Table, kw_only=True, frozen=True):
     """Power of a machine's parts; absent = energy is not modeled."""
 
     base_node_w: Annotated[NonNegative, doc("A machine without its parts.")] = 60.0
-    gpu_idle_w: Annotated[NonNegative, doc("A GPU that does nothing.")] = 0.0
+    gpu_idle_w: Annotated[
+        NonNegative, doc("A GPU that does nothing; 0 without gpu_active_w = the GPU's own.")
+    ] = 0.0
     gpu_standby_w: Annotated[NonNegative, doc("A GPU shortly after an iteration.")] = 0.0
-    gpu_active_w: Annotated[NonNegative, doc("A GPU during an iteration.")] = 0.0
+    gpu_active_w: Annotated[
+        NonNegative,
+        doc(
+            "A GPU during an iteration; 0 = by its load, decode or prefill (docs/lab/beyond-the-gpu.md#energy)."
+        ),
+    ] = 0.0
     gpu_standby_s: Annotated[NonNegative, doc("How long standby lasts before a GPU is idle.")] = (
         18.0
     )

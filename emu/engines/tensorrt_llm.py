@@ -5,7 +5,7 @@ alone). Host costs are estimates.
 
 Memory. A server loads the weights, runs a step of as many tokens as one may have, and gives KV
 blocks a part of what is free at its peak: of what is left, not of the GPU. Graphs are captured
-afterwards, in the rest.
+afterwards, in the rest. Buffers of collectives grow with the ranks.
 
 Graphs. Steps without prompts run as captured graphs, all others kernel by kernel. Without padding
 the sizes have holes: a batch of 33 to 63 decodes runs kernel by kernel too.
@@ -65,7 +65,7 @@ class TensorrtLlmMemory(msgspec.Struct, frozen=True, kw_only=True):
             rotary_bytes=0 if spec.position_rows else spec.max_position * rotary * element_bytes,
             layers_bytes=layers,
             sampler_bytes=0,
-            context_bytes=rule.context_bytes + (rule.parallel_bytes if tp > 1 else 0),
+            context_bytes=rule.context_bytes + (rule.parallel_bytes * tp // 2 if tp > 1 else 0),
         )
 
 
@@ -143,8 +143,9 @@ _V1_2: Final = EngineModel(
     host_sequence_ns=20_000,
     host_prompt_ns=100_000,
     batch_wait_ns=0,
+    expert_compile_ns=0,
     context_bytes=512 * MIB,  # as SGLang's, which a log shows
-    parallel_bytes=2048 * MIB,
+    parallel_bytes=2100 * MIB,  # of two ranks; logs of eight have four times as much
 )
 
 

@@ -44,6 +44,20 @@ class AttentionRun(Protocol):
         ...
 
 
+class FirstSize(NamedTuple):
+    """A set of tiles that is compiled when a step first has so many tokens."""
+
+    least: int
+    """Tokens of a step from which it is needed."""
+    most: int
+    """Tokens up to which it is; 0 = no limit."""
+    stall_ns: int
+
+    def is_met(self, tokens: int) -> bool:
+        """Whether a step of so many tokens needs it."""
+        return self.least <= tokens and (not self.most or tokens <= self.most)
+
+
 class Abilities(NamedTuple):
     """What one backend can do; None where it cannot."""
 
@@ -51,6 +65,8 @@ class Abilities(NamedTuple):
     """No step of a decode run is shorter than the one before it."""
     first_use_ns: tuple[int, ...] = ()
     """What the first iterations of a new process take longer."""
+    first_sizes: tuple[FirstSize, ...] = ()
+    """What a new process compiles when a step first has so many tokens."""
     replays: bool = False
     """It answers from what is stored, and knows no other batch."""
     decode_ends: DecodeEnds | None = None
@@ -75,6 +91,7 @@ def abilities_of(backend: LatencyBackend) -> Abilities:
     return Abilities(
         is_monotone=_has(backend, "monotone_decode") and backend.monotone_decode,
         first_use_ns=tuple(backend.first_use_ns) if _has(backend, "first_use_ns") else (),
+        first_sizes=backend.first_sizes if _has(backend, "first_sizes") else (),
         replays=_has(backend, "replays") and backend.replays,
         decode_ends=backend.decode_ends if _has(backend, "decode_ends") else None,
         stage_lines=backend.stage_lines if _has(backend, "stage_lines") else None,
@@ -91,6 +108,7 @@ class _Able(LatencyBackend, Protocol):
 
     monotone_decode: bool
     first_use_ns: Iterable[int]
+    first_sizes: tuple[FirstSize, ...]
     replays: bool
 
     def abilities(self) -> Abilities: ...

@@ -43,7 +43,12 @@ class AddedBackend:
     def abilities(self) -> Abilities:
         """What does not depend on how long an iteration takes."""
         inner = abilities_of(self.inner)
-        return Abilities(first_use_ns=inner.first_use_ns, beyond=inner.beyond, aclose=inner.aclose)
+        return Abilities(
+            first_use_ns=inner.first_use_ns,
+            first_sizes=inner.first_sizes,
+            beyond=inner.beyond,
+            aclose=inner.aclose,
+        )
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """The iteration without the feature, and what it adds."""

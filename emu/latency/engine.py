@@ -113,6 +113,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
+    expert_compile_ns: int = 1_600_000_000
+    """Compiling the experts' kernels for one more size, while a fresh server serves
+    (`latency.warm_up` = false; first_sizes.py)."""
     stream_interval: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Tokens of a request between two of its events, after the first (`engine.stream_interval`)."""
     # Variation of steps, with `latency.jitter` (engine_steps.py).

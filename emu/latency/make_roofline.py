@@ -18,6 +18,7 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.sampling import resolve_sampling
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
+    from emu.latency.abilities import FirstSize
     from emu.latency.eager import EagerCalls
     from emu.latency.moe_gate import Gate
     from emu.latency.roofline import RooflineBackend
@@ -96,6 +97,12 @@ def make_roofline(
         routed = RoutedExperts(context, context.shared_experts)
         if context.shared_experts.is_exchange:
             kernels = with_deepgemm(kernels, context.gpu)
+    engine = engine_steps(context) if has_engine else None
+    compiled_later: tuple[FirstSize, ...] = ()
+    if engine is not None and not table.warm_up:
+        from emu.latency.first_sizes import first_sizes  # most servers are warm
+
+        compiled_later = first_sizes(context, engine.graph_limit)
     return made(
         context.model,
         context.gpu,
@@ -107,9 +114,10 @@ def make_roofline(
         kernels=_changed(kernels, table),
         routed=routed,
         gate=expert_gate(context, max(1, context.expert_parallel)),
-        engine=engine_steps(context) if has_engine else None,
+        engine=engine,
         is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
         fuses_shared=_fuses_shared(context),
+        first_sizes=compiled_later,
     )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from emu.latency.abilities import FirstSize
     from emu.latency.experts.parts import LayerParts
     from emu.latency.experts.routed import RoutedExperts
     from emu.latency.moe_gate import Gate, Routing
@@ -93,6 +94,7 @@ class RooflineBackend:
         round_tokens_to: int = 1,
         routed: RoutedExperts | None = None,
         fuses_shared: bool = False,
+        first_sizes: tuple[FirstSize, ...] = (),
     ) -> None:
         """`ep` 0 = every expert is split over the `tp` ranks (what engines do unless told
         otherwise); above `tp` = ranks of the data-parallel group that share the experts.
@@ -102,12 +104,13 @@ class RooflineBackend:
         `routed`: experts that several replicas share, as `[engine]` says; None = plainly.
         `fuses_shared`: the shared expert runs in the kernels of the routed ones.
         `engine`: what happens between kernels; None = nothing. `is_warm`: the process has used its
-        kernels before it serves.
+        kernels before it serves; else `first_sizes` are left to compile.
         """
         self.spec = spec
         self.kernels = kernels or kernels_of(gpu)
         self.engine = engine
         self.first_use_ns = () if engine is None or is_warm else FIRST_USE_NS
+        self.first_sizes = first_sizes
         self.round_tokens_to = round_tokens_to
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.kernels, sizes.weight_bytes(1, plain))

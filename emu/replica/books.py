@@ -377,7 +377,9 @@ class Books:
             counters.decodes_run += shape.verify.tokens
             counters.decode_context_run += shape.verify.context_sum
         if shape.prefill_new:
-            counters.prompts_run += sum(shape.prefill_new)
+            for new, context in zip(shape.prefill_new, shape.prefill_context, strict=True):
+                counters.prompts_run += new
+                counters.prompt_pairs_run += new * context + new * (new + 1) // 2
         if counters.expert_tokens is not None:
             self._count_experts(shape, steps)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 CounterFigures: TypeAlias = (
-    "tuple[tuple[int, int, int, int], tuple[int, int, int], tuple[int, int, int], tuple[int, int],"
-    " dict[ReplicaState, int], NDArray[np.int64] | None]"
+    "tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int],"
+    " tuple[int, int], dict[ReplicaState, int], NDArray[np.int64] | None]"
 )
 """Figures of one replica in plain values."""
 
@@ -35,6 +35,8 @@ class Counters:
     """Time in which an iteration ran, also one that a crash has ended."""
     prompts_run: int
     """Tokens of chunks whose KV iterations have computed (metered replicas only)."""
+    prompt_pairs_run: int
+    """Tokens that those tokens see, themselves included, summed (metered replicas only)."""
     decodes_run: int
     """Plain decodes that iterations have run (metered replicas only)."""
     decode_context_run: int
@@ -63,6 +65,7 @@ class Counters:
         "expert_tokens",
         "iterations",
         "prefill_tokens",
+        "prompt_pairs_run",
         "prompts_run",
         "recall_tokens_lost",
         "rest_since_ns",
@@ -74,7 +77,8 @@ class Counters:
     def __init__(self, now_ns: int = 0) -> None:
         self.prefill_tokens = self.decode_tokens = 0
         self.iterations = self.busy_ns = 0
-        self.prompts_run = self.decodes_run = self.decode_context_run = 0
+        self.prompts_run = self.prompt_pairs_run = 0
+        self.decodes_run = self.decode_context_run = 0
         self.expert_tokens = None
         self.recall_tokens_lost = 0
         self.standby_limit_ns = self._standby_ns = 0
@@ -86,7 +90,7 @@ class Counters:
         """All of them, to be carried to another process."""
         return (
             (self.prefill_tokens, self.decode_tokens, self.iterations, self.busy_ns),
-            (self.prompts_run, self.decodes_run, self.decode_context_run),
+            (self.prompts_run, self.prompt_pairs_run, self.decodes_run, self.decode_context_run),
             (self.recall_tokens_lost, self.standby_limit_ns, self._standby_ns),
             (self.rest_since_ns, self.state_since_ns),
             self.state_ns,
@@ -97,7 +101,7 @@ class Counters:
         """Be those of the same replica in the process that has run it."""
         done, metered, standby, since, self.state_ns, self.expert_tokens = figures
         self.prefill_tokens, self.decode_tokens, self.iterations, self.busy_ns = done
-        self.prompts_run, self.decodes_run, self.decode_context_run = metered
+        self.prompts_run, self.prompt_pairs_run, self.decodes_run, self.decode_context_run = metered
         self.recall_tokens_lost, self.standby_limit_ns, self._standby_ns = standby
         self.rest_since_ns, self.state_since_ns = since
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import sub
 from typing import TYPE_CHECKING, final
 
-from emu.latency.abilities import AttentionRun, DecodeEnds, LinesOf, abilities_of
+from emu.latency.abilities import AttentionRun, DecodeEnds, FirstSize, LinesOf, abilities_of
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.ends import Ends, packed
 
@@ -38,6 +38,8 @@ class Pace:
     """How its steps vary; None = not at all."""
     first_uses: deque[int]
     """What the next iterations take longer because their process is new, ns each."""
+    first_sizes: list[FirstSize]
+    """What it has yet to compile, by tokens of a step."""
     is_monotone: bool
     """No step of a decode run is shorter than the one before it."""
     is_even: bool
@@ -58,6 +60,7 @@ class Pace:
         "_lines_of",
         "decode_ends",
         "expert_loads",
+        "first_sizes",
         "first_uses",
         "is_even",
         "is_monotone",
@@ -73,6 +76,7 @@ class Pace:
         self.slowdown = 1.0
         self.jitter = None
         self.first_uses = deque()
+        self.first_sizes = []
         able = abilities_of(latency)
         self.is_monotone = able.is_monotone
         self.expert_loads = able.expert_loads
@@ -89,7 +93,14 @@ class Pace:
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
-        self.first_uses = deque(abilities_of(self.latency).first_use_ns)
+        able = abilities_of(self.latency)
+        self.first_uses = deque(able.first_use_ns)
+        self.first_sizes = list(able.first_sizes)
+
+    @property
+    def is_fresh(self) -> bool:
+        """The process has not used all of its kernels: iterations may take longer once more."""
+        return bool(self.first_uses or self.first_sizes)
 
     def slow_down(self, factor: float) -> None:
         """From the next iteration on, each takes so many times what the backend says."""
@@ -115,9 +126,15 @@ class Pace:
         cost_ns = self.slowed_ns(cost_ns)
         return cost_ns if self.jitter is None else self.jitter.step(number, cost_ns)
 
-    def take_first_use(self) -> int:
+    def take_first_use(self, shape: BatchShape) -> int:
         """What the iteration that begins now takes longer because its process is new, ns."""
-        return self.first_uses.popleft() if self.first_uses else 0
+        first_ns = self.first_uses.popleft() if self.first_uses else 0
+        if self.first_sizes:
+            tokens = max(shape.new_tokens, shape.padded_tokens)
+            for size in [size for size in self.first_sizes if size.is_met(tokens)]:
+                self.first_sizes.remove(size)
+                first_ns += size.stall_ns
+        return first_ns
 
     def run_ends(self, shape: BatchShape, steps: int, first_ns: int, number: int) -> Ends:
         """Ends of a decode run, behind a step of `first_ns` (-1 = none), from the start of all.
@@ -180,7 +197,7 @@ class Pace:
         if wave_wait_ns:
             each, more = divmod(wave_wait_ns, self.stages)
             costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
-        first_ns = self.take_first_use()
+        first_ns = self.take_first_use(shape)
         if first_ns:
             costs_ns = (costs_ns[0] + first_ns, *costs_ns[1:])
         return costs_ns

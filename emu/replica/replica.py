@@ -346,13 +346,13 @@ class Replica(Viewed):
         tiers, member, staged = self.tier_traffic, self.member, self.staged
         follows = watch.signals is not None or watch.steps_history is not None
         is_alone = not pace.latency.foreign and tiers is None
-        is_simple = is_alone and member is None and staged is None and not pace.first_uses
+        is_simple = is_alone and member is None and staged is None and not pace.is_fresh
         runs_on = is_simple and state is S.COLOCATED and watch.signals is None
         runs_on = runs_on and not watch.is_drawn
         is_even = not follows and self.counters.expert_tokens is None
         frees = state is S.DECODE
         if staged is not None:
-            forms_again = state in _ROTATES and not watch.is_drawn and not pace.first_uses
+            forms_again = state in _ROTATES and not watch.is_drawn and not pace.is_fresh
             staged.may_rotate = forms_again and is_alone and member is None and is_even
         if member is not None:
             member.serves, member.is_serving = state in WAVES, self.is_serving
@@ -368,7 +368,7 @@ class Replica(Viewed):
             launcher = Grouped(member, tiers, life, may_leap=is_alone and is_even)
         elif tiers is not None:
             launcher = Tiered(books, tiers, actor, life, launcher)
-        if pace.first_uses:
+        if pace.is_fresh:
             launcher = FirstUses(books, launcher, self.choose_starter)
         self.starter = Composed(
             books,

@@ -70,8 +70,10 @@ def _of_run(config: Config, workload: Workload) -> Iterator[tuple[bool, str]]:
     yield struck, "[[faults]] and [[commands]] change where requests go"
     looks = bool(router.max_outstanding or router.admission or config.recovery.client_retries)
     yield looks, "admission by load and retries depend on all replicas"
-    follows = bool(workload.facts.sessions or config.workload.concurrency)
-    yield follows, "sessions and workload.concurrency send a request when another has ended"
+    asked = config.workload
+    follows = bool(workload.facts.sessions or asked.concurrency or asked.max_in_flight)
+    keys = "workload.concurrency and workload.max_in_flight"
+    yield follows, f"sessions, {keys} send a request when another has ended"
     told = bool(output.events or output.trace or output.heartbeat_s)
     yield told, "output.events, output.trace and output.heartbeat_s tell one story in order"
     yield bool(config.limits.simulated_s), "limits.simulated_s cuts all replicas at once"

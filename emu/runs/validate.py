@@ -13,6 +13,7 @@ from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends, range_warnings
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.cluster.prepare import prepare
+from emu.cluster.start_up import start_up_of
 from emu.config.load import effective_dict, load_config
 from emu.config.places import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
@@ -140,6 +141,7 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "engine": replica.engine_label,
         "scheduler": _scheduler_fact(replica.scheduler),
         "latency": _latency_fact(replica),
+        **_start_facts(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
@@ -180,6 +182,14 @@ def _expert_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
     if balance is not None:
         words += f", balancedness {balance.balancedness:.2f}"
     return {"experts": words}
+
+
+def _start_facts(replica: ReplicaPlan) -> dict[str, str]:
+    """How long its engine starts beside the load, by phases, where it has one."""
+    found = start_up_of(replica)
+    if found is None:
+        return {}
+    return {"start": f"{found.total_s:.0f} s ({found.told()}), without the load"}
 
 
 def _latency_fact(replica: ReplicaPlan) -> str:

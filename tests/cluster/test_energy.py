@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.power import fitted, left_out_errors, read_loads
+from emu.catalogue.lookup import lookup_gpu
+from emu.cluster.gpu_power import ARITHMETIC_PART, RUNNING_PART, running_w
 from emu.config.load import config_from_dict
 from emu.runs.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.cluster.test_published_examples import run_example
-from tests.shared_data import needs_shared
+from tests.shared_data import SHARED, needs_shared
 
 POWER = {
     "base_node_w": 60,
@@ -77,12 +80,68 @@ def test_energy_by_hand(tmp_path: Path, leap: bool) -> None:
     )
 
 
-def test_gpus_without_power_are_warned_about() -> None:
-    for power, count in (({}, 1), ({"gpu_active_w": 300}, 0)):
-        _, workload = prepare(config_from_dict({"power": power}), "test")
+def test_gpus_of_unmeasured_power_are_warned_about() -> None:
+    measured = {"nodes": [{"gpu": "B200"}], "power": {}}
+    for tables, count in (
+        ({"power": {}}, 1),
+        ({"power": {"gpu_active_w": 300}}, 0),
+        (measured, 0),
+    ):
+        _, workload = prepare(config_from_dict(tables), "test")
         assert len(workload.notes.warnings) == count
     _, workload = prepare(config_from_dict({"power": {}}), "test")
-    assert "A100-SXM4-80GB draws 400 W at most" in workload.notes.warnings[0]
+    assert "A100-SXM4-80GB is unmeasured" in workload.notes.warnings[0]
+    assert "its 400 W" in workload.notes.warnings[0]
+
+
+def test_a_gpu_draws_by_its_load(tmp_path: Path) -> None:
+    """A prompt of 1,000 tokens and one decode after it, 15 ms each, on one of two GPUs."""
+    tables = cluster(
+        tmp_path / "w.jsonl",
+        [ask(0, 1000, 2)],
+        nodes=[{"gpus": 2, "gpu": "B200"}],
+        replicas=[{"count": 1, "gpus": [0]}],
+        power={},
+    )
+    run_config(tmp_path / "run", **tables)
+    summary = summary_of(tmp_path / "run")
+    gpu, busy_s = lookup_gpu("B200"), summary["simulated_s"]
+    done = summary["mfu"]["prompt_tflop"] + summary["mfu"]["output_tflop"]
+    part = done / (gpu.tflops_fp16 * busy_s)
+    due = gpu.idle_w * busy_s + running_w(gpu, part, gpu.idle_w) * busy_s
+    assert summary["energy_j"]["gpu"] == pytest.approx(due, rel=1e-3)
+    assert running_w(gpu, 0.0, gpu.idle_w) == pytest.approx(333, abs=1)
+    assert running_w(gpu, 0.7, gpu.idle_w) == gpu.tdp_w, "a long prompt takes all that there is"
+
+
+def test_energy_by_load_counts_every_token_once(tmp_path: Path) -> None:
+    """Leaps, chunks and pipelines meter the same arithmetic as single steps."""
+    found = []
+    for number, changes in enumerate(({"leap": True}, {"leap": False})):
+        tables = cluster(
+            tmp_path / "w.jsonl",
+            [ask(0, 3000, 40), ask(0.01, 500, 60)],
+            scheduler={"max_num_batched_tokens": 512, **changes},
+            power={},
+        )
+        run_config(tmp_path / f"run{number}", **tables)
+        found.append(summary_of(tmp_path / f"run{number}")["energy_j"]["gpu"])
+    assert found[0] == found[1]
+
+
+@needs_shared
+@pytest.mark.slow
+def test_power_by_load_is_within_a_tenth_of_what_was_measured() -> None:
+    """Eight B200 under nine loads of two models, each left out of the fit in turn."""
+    loads = read_loads(SHARED / "silicon" / "b200-power.csv")
+    assert len(loads) == 9
+    assert max(abs(error) for error in left_out_errors(loads)) < 10
+    idle_w, running_w, arithmetic_w = fitted(loads)
+    gpu = lookup_gpu("B200")
+    assert gpu.idle_w == pytest.approx(idle_w, rel=0.1)
+    span_w = gpu.tdp_w - idle_w
+    assert pytest.approx(running_w / span_w, rel=0.1) == RUNNING_PART
+    assert pytest.approx(arithmetic_w / span_w, rel=0.1) == ARITHMETIC_PART
 
 
 def test_exchanges_and_loads_cost_energy(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.engines.registry import BUNDLES
 from emu.units import GIB
+from tests.shared_data import SHARED, needs_shared
 
 LOGGED = (
     # model, max_num_batched_tokens, blocks of 16 tokens in the log (max_num_seqs 128, vLLM 0.15)
@@ -50,6 +51,33 @@ def test_blocks_are_those_of_the_log_within_a_per_cent(
 ) -> None:
     found = blocks(model, tokens) + 1  # one of the logged ones is never given out
     assert found == pytest.approx(logged, rel=0.01)
+
+
+@needs_shared
+def test_kv_of_tensorrt_llm_is_that_of_the_logs() -> None:
+    """Two servers of eight ranks: part of the free memory, its size, and bytes of a token."""
+    kimi = SHARED / "silicon" / "model-configs" / "nvidia--Kimi-K2.5-NVFP4_config.json"
+    for gpu, model, limits, gib, token_bytes in (
+        ("B300", {"name": "moonshotai/Kimi-K2.5", "hf_config": str(kimi)}, {}, 166.02, 35_136),
+        (
+            "H200",
+            {"name": "deepseek-ai/DeepSeek-R1"},
+            {"free_gpu_memory_fraction": 0.85, "max_num_tokens": 16_384},
+            41.11,
+            35_136,
+        ),
+    ):
+        tables: dict[str, Any] = {
+            "engine": {"name": "tensorrt-llm"},
+            "model": model | {"kv_cache_dtype": "fp8"},
+            "nodes": [{"gpu": gpu, "gpus": 8}],
+            "replicas": [{"tensor_parallel": 8}],
+            "scheduler": limits,
+            "workload": {"synthetic": {"requests": 1}},
+        }
+        memory = make_plan(config_from_dict(tables)).replicas[0].memory
+        assert memory.kv_bytes_token_rank == token_bytes
+        assert memory.kv_bytes_rank / GIB == pytest.approx(gib, rel=0.02)
 
 
 def test_what_the_sampler_may_need_is_not_for_blocks() -> None:

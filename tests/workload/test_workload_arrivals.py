@@ -60,6 +60,23 @@ def test_a_closed_loop_keeps_so_many_in_flight(tmp_path: Path, clients: int) -> 
     assert begins[clients:] == ends[: max(0, 20 - clients)]
 
 
+@pytest.mark.parametrize("cap", [1, 3, 50])
+def test_a_rate_keeps_its_times_with_at_most_so_many_in_flight(tmp_path: Path, cap: int) -> None:
+    """As a load generator with a rate and a cap sends: at its time, or when a place is free."""
+    path = workload(tmp_path / "w.jsonl", lines(20))
+    table = {"path": path, "max_in_flight": cap, "time_scale": 0.002}
+    run_config(tmp_path / "r", **COLOCATED, workload=table)
+    done = sorted(rows_of(tmp_path / "r"), key=lambda row: int(row["request_id"]))
+    due = [round(line["arrival_time_ns"] * 0.002) for line in lines(20)]
+    free = [0] * cap
+    for at_ns, row in zip(due, done, strict=True):
+        begin_ns = max(at_ns, free.pop(0))
+        assert int(row["arrival_ns"]) == begin_ns
+        free = sorted([*free, begin_ns + int(row["latency_ns"])])
+    held = sum(int(row["arrival_ns"]) > at_ns for at_ns, row in zip(due, done, strict=True))
+    assert held == 0 if cap == 50 else held > 5
+
+
 def test_a_client_plays_a_session_to_its_end(tmp_path: Path) -> None:
     turn = {"input_toks": 20, "output_toks": 3, "tool_duration_ns": 10**9}
     sessions = [{"arrival_time_ns": i, "sub_requests": [turn, turn]} for i in range(4)]
@@ -129,6 +146,7 @@ def test_an_override_replaces_a_table_and_adds_a_group() -> None:
 WRONG = [
     ({"rate_per_s": 2.0, "time_scale": 2.0}, "workload.rate_per_s: stretches arrivals"),
     ({"concurrency": 2, "rate_per_s": 2.0}, "workload.concurrency: clients in a closed loop"),
+    ({"concurrency": 2, "max_in_flight": 2}, "workload.concurrency: a closed loop has so many"),
     ({"concurrency": 2, "synthetic": {"duration_s": 5.0}}, "workload.synthetic.duration_s"),
     (
         {"concurrency": 2, "synthetic": {"arrivals": {"rate_per_s": 5.0}}},

@@ -148,7 +148,10 @@ def _count(stage: Document) -> int:
 
 
 def build_inference_perf(run: MeasuredRun, seed: int, part: float) -> Case:
-    """The run's workload (its first `part` of each stage) and server."""
+    """The run's workload (its first `part` of each stage) and server.
+
+    Each run began with a fresh server. Slopes are taken from parts, on a warm one.
+    """
     entry = run.details
     draw = random.Random(seed)
     prompts = _prompts(entry)
@@ -169,7 +172,7 @@ def build_inference_perf(run: MeasuredRun, seed: int, part: float) -> Case:
             lines.append(_line(entry, prompt, prompts[prompt], len(lines), start_s + at_s))
         counts.append(kept)
         start_s += part * duration_s + _PAUSE_S
-    return Case(_config(run), "".join(lines), tuple(counts))
+    return Case(_config(run, is_warm=part < 1), "".join(lines), tuple(counts))
 
 
 def _prompts(entry: Document) -> list[int]:
@@ -201,7 +204,7 @@ def _line(entry: Document, prompt: int, length: int, index: int, at_s: float) ->
     return json.dumps(request) + "\n"
 
 
-def _config(run: MeasuredRun) -> str:
+def _config(run: MeasuredRun, *, is_warm: bool) -> str:
     entry = run.details
     model = json.dumps(entry["model"])
     engine = engine_named(entry["engine"], run.run_id)
@@ -223,6 +226,8 @@ gpu_memory_utilization = {entry["gpu_memory_utilization"]}
 [engine]
 name = {json.dumps(engine.name)}
 version = {json.dumps(engine.version)}
+[latency]
+warm_up = {json.dumps(is_warm)}
 [output]
 dir = "run"
 report = false

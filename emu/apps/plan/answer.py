@@ -116,6 +116,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Over a day's curve; None: not asked."""
     rests_on: str
     """What is known of the engine and the kernels of the best cluster: runs and tables, named."""
+    unmeasured: list[str]
+    """GPUs that were looked at and have no measured kernel behind their times."""
     survivor: Ranked | None
     """The cheapest that survives the loss that was asked about; None: not asked, or none."""
     survive: str

@@ -14,7 +14,13 @@ from emu.apps.plan.beside import opinion_lines
 from emu.apps.plan.costs import costs_told
 from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
-from emu.apps.plan.words import bounds_text, headroom_text, refused_kinds, survivor_lines
+from emu.apps.plan.words import (
+    bounds_text,
+    headroom_text,
+    refused_kinds,
+    survivor_lines,
+    unmeasured_told,
+)
 from emu.report.atomic import write_text
 from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series
 from emu.report.page.pages import page
@@ -97,6 +103,7 @@ def _lines(answer: Answer) -> list[str]:
         told = day_lines(answer.day, has_prices=answer.has_prices)
         lines += [f"{line[0].upper()}{line[1:]}." for line in told]
     lines.append(f"Rests on {answer.rests_on}.")
+    lines += [f"Unmeasured: {text}." for text in unmeasured_told(answer)]
     lines.append(f"By arithmetic, before any run: {bounds_text(answer.bounds)}.")
     return lines
 

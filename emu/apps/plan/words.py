@@ -43,8 +43,16 @@ def lines_of(answer: Answer) -> list[str]:
     lines += survivor_lines(answer)
     lines += opinion_lines(answer.beside, has_prices=answer.has_prices)
     lines.append(f"rests on {answer.rests_on}")
+    lines += [f"unmeasured: {text}" for text in unmeasured_told(answer)]
     lines += [f"ruled out: {_some(kinds)}: {why}" for why, kinds in refused_kinds(answer)]
     return lines
+
+
+def unmeasured_told(answer: Answer) -> list[str]:
+    """GPUs whose times no measured kernel stands behind; empty if there is none."""
+    if not answer.unmeasured:
+        return []
+    return [f"no measured kernel stands behind the times of {', '.join(answer.unmeasured)}"]
 
 
 def _some(layouts: list[str]) -> str:

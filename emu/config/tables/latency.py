@@ -115,7 +115,9 @@ class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
     penalties: Penalties = "auto"
     warm_up: Annotated[
         bool,
-        doc("The server uses its kernels before it is ready; false: first iterations pay."),
+        doc(
+            "The server has served before; false: it is fresh, its first iterations take longer, and experts' kernels are compiled when a step first has so many tokens (vLLM, SGLang; docs/lab/roofline.md)."
+        ),
     ] = True
     compute_efficiency: ComputeEfficiency = 0.0
     memory_efficiency: MemoryEfficiency = 0.0

@@ -72,7 +72,11 @@ class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):
     host_cache_ttl_s: Annotated[NonNegative, doc("cache: a machine keeps a model so long.")] = 30.0
     load_delay_ms: Annotated[NonNegative, doc("delay: fixed load time.")] = 0.0
     cold_start_s: Annotated[
-        NonNegative, doc("Time from decision to load (container, process).")
+        float,
+        doc(
+            "Time from decision to load; -1 = the engine's start by phases: process, compilation, profiling, graphs (emu validate shows them).",
+            ge=-1,
+        ),
     ] = 0.0
     pin_gib_per_s: Annotated[
         NonNegative,

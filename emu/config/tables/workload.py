@@ -178,6 +178,12 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
             "requests arrive at their times."
         ),
     ] = 0
+    max_in_flight: Annotated[
+        Count0,
+        doc(
+            "Arrivals keep their times, with at most so many lines in flight: the client sends the next one when one has ended, as load generators with a rate and --max-concurrency do; 0 = no limit."
+        ),
+    ] = 0
     start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
     max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
     max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0

@@ -50,6 +50,9 @@ _EXPERT_TABLES: Final = {
 }
 """Types of weights -> surfaces of experts, the kernels that a server prefers first."""
 _EIGHT_BITS: Final = ("fp8", "fp8_block", "nvfp4")
+_EVEN_EXPERTS: Final = 16
+"""Up to so many experts, routers are trained to an even load (Mixtral's is, in its publication);
+the skewed tables, in which loads lie a hundred times apart, are for more."""
 
 
 def _product_family(dtype: str, units: str) -> str:
@@ -185,7 +188,8 @@ class Ops:
         else:
             loads = _rank_loads(gate, tokens, ep, block)
         shape = (hidden, ffn, per_token, count, ep)
-        family = self._expert_family(dtype, units, "skewed" if gate is None else "even")
+        is_skewed = gate is None and count > _EVEN_EXPERTS
+        family = self._expert_family(dtype, units, "skewed" if is_skewed else "even")
         factor = self.factors.of(family, shape, tokens)
         return factor * max(
             grouped_s(

@@ -55,8 +55,8 @@ class Single:
             ends = pace.run_ends(shape, batch.max_steps, -1, number)
             return Run(books, batch, start_ns, ends, self.then)
         cost_ns = pace.varied_ns(measured_ns or pace.latency.iteration_ns(shape), number)
-        if pace.first_uses:
-            cost_ns += pace.take_first_use()
+        if pace.is_fresh:
+            cost_ns += pace.take_first_use(shape)
         elif self.runs_on and batch.chunks:
             batch.first_end_ns = start_ns + cost_ns
             run_on = books.scheduler.run_on(batch)
@@ -177,9 +177,9 @@ class FirstUses:
 
     def launch(self, batch: Batch, start_ns: int, waited_ns: int) -> Flight:
         """The batch is one iteration, whatever is certain to follow it."""
-        if self.books.pace.first_uses:
+        if self.books.pace.is_fresh:
             batch.max_steps = 1
         found = self.then.launch(batch, start_ns, waited_ns)
-        if not self.books.pace.first_uses:
+        if not self.books.pace.is_fresh:
             self.over()
         return found

@@ -142,7 +142,7 @@ class Member(Flight):
         What waits without a batch may have to fail as soon as the member rests.
         """
         books = self.books
-        is_sure = self.is_serving and not (books.watch.is_metered or books.pace.first_uses)
+        is_sure = self.is_serving and not (books.watch.is_metered or books.pace.is_fresh)
         if books.scheduler.waiting_count or books.scheduler.ledger.failed:
             return 1
         return STEPS_SURE if is_sure else 1
@@ -183,7 +183,7 @@ class Member(Flight):
         assert batch is not None
         pace, number = books.pace, books.counters.iterations
         cost_ns = pace.varied_ns(measured_ns or pace.latency.iteration_ns(batch.shape), number)
-        cost_ns += pace.take_first_use()
+        cost_ns += pace.take_first_use(batch.shape)
         self.end_ns = self.due_ns = books.clock.now_ns + cost_ns + self.wave_wait_ns
         return self
 

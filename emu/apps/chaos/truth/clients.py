@@ -4,7 +4,7 @@ Restates docs/workloads.md apart from the readers: which lines are asked and whe
 `limit`, `time_scale`), how long prompts and outputs are, when a client gives up, and when the next
 turn of a session is asked. What callers got are the rows of requests.csv; when a request was taken
 back the history says. Lines that the configuration moves by other keys (`rate_per_s`, `upscale`,
-`concurrency`), overloads and fleets of models keep their lengths, not their times.
+`concurrency`, `max_in_flight`), overloads and fleets of models keep their lengths, not their times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from emu.apps.chaos.truth.tape import Record, Tape, to_ns
 from emu.apps.chaos.truth.windows import Windows
 
 Row = Mapping[str, str]
-_MOVED: Final = ("rate_per_s", "upscale", "concurrency")
+_MOVED: Final = ("rate_per_s", "upscale", "concurrency", "max_in_flight")
 """Keys of `[workload]` after which a line does not arrive when it says."""
 
 

@@ -18,6 +18,8 @@ _HOST_KINDS: Final = ("kv_recall", "kv_offload")
 _HOST_LOAD: Final = 0.7
 _JOULE_PER_BYTE: Final = 8e-12
 """Of one picojoule per bit."""
+_RUNNING_PART: Final = 0.255
+"""Of the span between idle power and limit, whatever runs."""
 _NEAR: Final = 0.01
 """Norms and biases are left out of what a token is multiplied with."""
 
@@ -120,6 +122,7 @@ class Power:
         tape, power = self._tape, self._tape.config.power
         assert power is not None
         gpu = power.gpu_idle_w * gpus * seconds
+        is_by_load = not power.gpu_active_w
         standby_w = max(0.0, power.gpu_standby_w - power.gpu_idle_w)
         busy_of_machine: dict[int, float] = defaultdict(float)
         end_ns, limit_ns = to_ns(seconds), to_ns(power.gpu_standby_s)
@@ -130,7 +133,9 @@ class Power:
             gpu += (power.gpu_active_w - power.gpu_idle_w) * gpu_s
             rest_s = self._standby_s(seat.replica, limit_ns, end_ns) if standby_w else 0.0
             gpu += standby_w * rest_s * len(seat.gpus)
-        if not standby_w or (is_simple and not tape.states):
+        if is_by_load:
+            self._by_load(told["gpu"], seconds, gpus)
+        elif not standby_w or (is_simple and not tape.states):
             self._near("energy_j.gpu", told["gpu"], gpu, 1e-3 + 1e-5 * gpu)
         span_w = power.cpu_active_w - power.cpu_idle_w
         idle_w = power.cpu_idle_w + span_w * power.cpu_utilization
@@ -138,6 +143,28 @@ class Power:
         cpu = idle_w * count * seconds
         cpu += sum(busy_w * min(busy_s, seconds) for busy_s in busy_of_machine.values())
         self._near("energy_j.cpu", told["cpu"], cpu, 1e-3 + 1e-5 * abs(cpu))
+
+    def _by_load(self, told: float, seconds: float, gpus: int) -> None:
+        """GPUs of one kind without standby draw idle power, and while they run more, up to the
+        limit: how much depends on the arithmetic."""
+        power, seats = self._tape.config.power, self._tape.seats
+        assert power is not None
+        kinds = {seat.watts for seat in seats}
+        if (
+            power.gpu_standby_w
+            or len(kinds) != 1
+            or len({n.gpu for n in self._tape.config.nodes}) != 1
+        ):
+            return
+        idle_w, limit_w = kinds.pop()
+        idle_w = power.gpu_idle_w or idle_w
+        span_w = max(0.0, limit_w - idle_w)
+        busy_s = sum(self._busy_s(seat.replica)[1] for seat in seats)
+        rest = idle_w * gpus * seconds
+        low, high = rest + _RUNNING_PART * span_w * busy_s, rest + span_w * busy_s
+        slack = 1e-3 + 1e-5 * high
+        if not low - slack <= told <= high + slack:
+            self._tape.say(f"T4: energy_j.gpu is {told}, expected {low} to {high}")
 
     def _arithmetic(
         self, told: Mapping[str, float], rows: Sequence[Mapping[str, str]], held_s: float

@@ -63,7 +63,7 @@ def judge_loads(tape: Tape) -> None:
     deadline_s = table.load_deadline_s or (120.0 if faults else 0.0)
     deadline_ns = to_ns(deadline_s)
     autoscale = tape.config.autoscale
-    cold_ns = 0 if autoscale is None else to_ns(autoscale.cold_start_s)
+    cold_ns = 0 if autoscale is None else to_ns(max(0.0, autoscale.cold_start_s))
     pins = autoscale is not None and autoscale.pin_gib_per_s > 0  # before a read from disk
     begins: dict[int, list[int]] = defaultdict(list)
     for record in tape.by_event["transfer"]:

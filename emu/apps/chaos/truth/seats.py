@@ -66,6 +66,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Of one GPU, bytes per nanosecond."""
     flop_rate: float
     """Of one GPU at sixteen bits, operations per nanosecond."""
+    watts: tuple[float, float]
+    """Of one GPU: idle power, limit."""
     max_tokens: int
     latency: Any
     """Its `[latency]` table."""
@@ -116,6 +118,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             place=(replica.gpu.name, tables[replica.machine], len(_machines(replica, plan))),
             memory_rate=replica.gpu.memory_gbytes_per_s,
             flop_rate=replica.gpu.tflops_fp16 * 1e3,
+            watts=(replica.gpu.idle_w, replica.gpu.tdp_w),
             max_tokens=replica.max_model_tokens,
             latency=replica.latency,
             scheduler=replica.scheduler,

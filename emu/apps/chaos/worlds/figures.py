@@ -189,7 +189,8 @@ def _control(rng: Rng, tables: Tables) -> None:
 
 
 def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
-    """Clients in a closed loop, a denser file, another rate, prompts that are there already."""
+    """Clients in a closed loop or a cap in flight, a denser file, another rate, prompts that are
+    there already."""
     workload = tables["workload"]
     times = [line["arrival_time_ns"] for line in lines]
     first_ns, last_ns = min(times), max(times)
@@ -197,7 +198,8 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
         workload["upscale"] = int(pick(rng, (2, 3)))
     if chance(rng, 0.1):
         workload.pop("time_scale", None)
-        workload["concurrency"] = int(pick(rng, (1, 4, 20)))
+        key = "concurrency" if len(lines) % 2 else "max_in_flight"
+        workload[key] = int(pick(rng, (1, 4, 20)))
     elif chance(rng, 0.15) and last_ns > first_ns and not workload.get("limit"):
         if times[(len(times) - 1) // workload.get("upscale", 1)] == first_ns:
             workload.pop("upscale", None)  # all would arrive at once: no rate to scale

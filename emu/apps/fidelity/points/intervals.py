@@ -1,14 +1,17 @@
 """Stated intervals: between which multiples of an emulated figure a measured one lies.
 
 The interval of a part of the points comes from the groups (engine, GPU, precision, kind of model)
-of all other parts, each group with the same weight: it says what may be expected of a part that was
-never compared. A part is a group, or all groups of an engine, a GPU or a model. The share of the
-part's own points that the interval holds is what it is judged by.
+of all other parts: it says what may be expected of a part that was never compared. Logarithms of
+the points are taken to scatter about the mean of their group, and these means about a common one;
+a new group has both scatters, and the doubt of the common mean. A part is a group, or all groups of
+an engine, a GPU or a model. The share of the part's own points that the interval holds is what it
+is judged by.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,6 +20,8 @@ import msgspec
 
 LEVEL: Final = 0.9
 """Share of points that an interval is stated for."""
+_POINTS_MIN: Final = 5
+"""A part of fewer points is not judged by the share of its own that is held."""
 _OTHERS_MIN: Final = 2
 """Groups that an interval needs besides those that it is stated for."""
 
@@ -50,7 +55,7 @@ class Held(msgspec.Struct, frozen=True):
     inside: float
     """Share of all points."""
     worst_group: float
-    """The least share of a part."""
+    """The least share of a part of five points and more."""
     width_percent: float
     """Mean over the parts."""
 
@@ -65,8 +70,7 @@ def intervals_of(ratios: Mapping[str, Ratios]) -> list[Interval]:
             others = [values for other in sorted(known) if other != part for values in known[other]]
             if not own or len(others) < _OTHERS_MIN:
                 continue
-            low = _quantile(others, (1 - LEVEL) / 2)
-            high = _quantile(others, (1 + LEVEL) / 2)
+            low, high = _of_a_new_group(others)
             inside = sum(low <= ratio <= high for ratio in own) / len(own)
             found.append(Interval(part, metric, len(own), low, high, inside))
     return found
@@ -78,15 +82,19 @@ def _known(groups: Mapping[str, Sequence[float]]) -> list[list[float]]:
     return [values for values in finite if values]
 
 
-def _quantile(groups: Sequence[Sequence[float]], part: float) -> float:
-    """The quantile of all values, where each group weighs the same."""
-    weighted = sorted((value, 1 / len(values)) for values in groups for value in values)
-    left = part * len(groups)
-    for value, weight in weighted:
-        left -= weight
-        if left <= 0:
-            return value
-    return weighted[-1][0]
+def _of_a_new_group(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The interval of a group that was not compared, from those that were."""
+    logs = [[math.log(ratio) for ratio in values] for values in groups]
+    means = [statistics.fmean(values) for values in logs]
+    squares = math.fsum(
+        (value - mean) ** 2 for values, mean in zip(logs, means, strict=True) for value in values
+    )
+    freedom = sum(map(len, logs)) - len(logs)
+    between = statistics.pvariance(means) * (1 + 1 / len(means))
+    sigmas = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+    half = sigmas * math.sqrt(between + squares / max(1, freedom))
+    middle = statistics.fmean(means)
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def held(intervals: Sequence[Interval]) -> list[Held]:
@@ -99,7 +107,7 @@ def held(intervals: Sequence[Interval]) -> list[Held]:
             metric,
             len(rows),
             sum(row.inside * row.points for row in rows) / sum(row.points for row in rows),
-            min(row.inside for row in rows),
+            min((row.inside for row in rows if row.points >= _POINTS_MIN), default=1.0),
             math.fsum(row.width_percent for row in rows) / len(rows),
         )
         for metric, rows in by_metric.items()
