@@ -42,6 +42,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Matrices of attention in 16 bits."""
     kv_cache_dtype: str = "auto"
     engine: tuple[str, str] = ("sglang", "0.5.3")
+    captured: int = 512
+    """Sequences of the largest graph that is captured, and that run at a time."""
 
 
 HOPPER: Final = Site()
@@ -60,7 +62,7 @@ def context(
         model = msgspec.structs.replace(model, unquantized=wide)
     return LatencyContext(
         table=RooflineTable(),
-        engine=engine.model,
+        engine=msgspec.structs.replace(engine.model, graph_tokens_max=site.captured),
         kernels=engine.kernels(engine.model),
         network=NetworkTable(),
         model=model,
@@ -76,7 +78,7 @@ def context(
         hands_off=role == "prefill",
         decodes_only=role == "decode",
         shared_experts=setting,
-        max_num_seqs=512,
+        max_num_seqs=site.captured,
         max_num_batched_tokens=16_384,
     )
 
@@ -151,9 +153,12 @@ _PLACED: Final = (MEASURED, 32)
 H800: Final = Site(gpu="H800")
 H200: Final = Site(gpu="H200", engine=("vllm", "0.11"))
 # SGLang ran DeepEP on GB200, over NVLink alone: a rack is one machine.
-GB200: Final = Site(gpu="GB200", machine=72)
-GB200_WIDE: Final = Site(gpu="GB200", machine=72, wide_attention=True)
-GB200_FP4: Final = Site(gpu="GB200", machine=72, expert_dtype="nvfp4", kv_cache_dtype="fp8")
+# Their decode servers run the batches that were measured, from graphs of that size.
+GB200: Final = Site(gpu="GB200", machine=72, captured=768)
+GB200_WIDE: Final = Site(gpu="GB200", machine=72, wide_attention=True, captured=768)
+GB200_FP4: Final = Site(
+    gpu="GB200", machine=72, expert_dtype="nvfp4", kv_cache_dtype="fp8", captured=1408
+)
 
 
 def _prefill(tokens: int, published: float) -> Deployment:

@@ -58,8 +58,8 @@ APART: Final[tuple[Bug, ...]] = (
     (
         "the ring of a machine follows a lane 2 MiB behind",
         "autoscale/loader.py",
-        "active, lane, lanes, giver.replica, taker, joins, ring, STRIPE_BYTES\n",
-        "active, lane, lanes, giver.replica, taker, joins, ring, LANE_CHUNK_BYTES\n",
+        "feeder=ring, lag_bytes=STRIPE_BYTES)",
+        "feeder=ring, lag_bytes=LANE_CHUNK_BYTES)",
     ),
     (
         "pages are pinned one GPU after the other",

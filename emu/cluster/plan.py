@@ -414,6 +414,14 @@ def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:
     return groups
 
 
+def _check_masks(config: Config, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Where lost experts are masked, some group shares them among its GPUs."""
+    sharing = [one.experts for one in replicas if one.experts is not None]
+    if config.recovery.ep_fault == "mask" and all(one.is_apart for one in sharing):
+        problem = '"mask" needs a group whose GPUs share experts by keys of [engine]'
+        raise InputError(source, None, "recovery.ep_fault", problem)
+
+
 def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) -> None:
     """Members are alike and share experts evenly; experts are not shared outside a group."""
 
@@ -431,10 +439,7 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
                 "which only members of a data_parallel_group may do"
             )
             raise wrong(replica, "expert_parallel", problem)
-    sharing = [one.experts for one in replicas if one.experts is not None]
-    if config.recovery.ep_fault == "mask" and all(one.is_apart for one in sharing):
-        problem = '"mask" needs a group whose GPUs share experts by keys of [engine]'
-        raise InputError(source, None, "recovery.ep_fault", problem)
+    _check_masks(config, replicas, source)
     for group, members in groups_of(replicas).items():
         first = members[0]
         key = "data_parallel_group"

@@ -389,9 +389,12 @@ TABLES = {
 @needs_shared
 @pytest.mark.shared
 @pytest.mark.parametrize("name", TABLES)
-def test_published_errors_of_another_simulator_come_out(tmp_path: Path, name: str) -> None:
+def test_published_errors_of_another_simulator_come_out(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
     folder = SHARED / "vllm-measured" / name
-    csv.field_size_limit(1 << 24)
+    limit = csv.field_size_limit(1 << 24)  # one for the whole process
+    request.addfinalizer(lambda: csv.field_size_limit(limit))
     with (folder / "llmservingsim-sim.csv").open(newline="") as file:
         rows = [
             (int(r["request id"]), int(r["arrival"]), int(r["TTFT"]), int(r["latency"]), int(r["output"]))

@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, SupportsFloat, SupportsInt
 
 import msgspec
 
@@ -272,12 +272,12 @@ def _words(row: Found, gpu: str) -> str:
 
 def _count(row: Found, key: str) -> int:
     value = row.get(key)
-    return int(value) if isinstance(value, (int, float)) or hasattr(value, "__int__") else 1
+    return int(value) if isinstance(value, SupportsInt) else 1
 
 
 def _figure(row: Found, key: str) -> float:
     value = row.get(key)
-    return float(value) if hasattr(value, "__float__") else 0.0
+    return float(value) if isinstance(value, SupportsFloat) else 0.0
 
 
 def opinion_lines(told: Sequence[Opinion], *, has_prices: bool) -> list[str]:

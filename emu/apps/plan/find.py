@@ -413,8 +413,7 @@ def _answered(
     others = _others(finding, trials, shown)
     survival = _survivors(finding, trials, driver, judge, [*shown.values(), *others])
     survivor = survival.cheapest
-    chosen = survivor or best
-    tables = checked_tables(finding.plain, question, chosen, worlds.spans)
+    tables = checked_tables(finding.plain, question, survivor or best, worlds.spans)
     if len(question.seeds) == 1:
         rows[0] = _bootstrapped(rows[0], finding, best)
     return Answer(
