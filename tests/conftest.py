@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,8 @@ for name in list(os.environ):
     if of_rich or name.startswith("PYTHON") or name.lower().endswith("_proxy") or name in _TERMINAL:
         del os.environ[name]
 os.environ["TERM"] = "xterm"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs behind it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = str(ROOT)  # processes take the program from here, whatever is installed
 
 # --- chance: the same examples everywhere, however long they take -------------------------------

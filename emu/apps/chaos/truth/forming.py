@@ -4,16 +4,20 @@ Follows the queue and the running requests of a replica without hits, stages or 
 (`rule_of_vllm.py`, `rule_of_tensorrt.py`) say what is formed of them. An engine that forms batches
 ahead sees a request a batch late, and what ended with the last batch keeps its place and its
 blocks. After each batch the books here follow the record, so that one wrong batch is told once. A
-replica is followed until something else happens to it.
+replica is followed until something else happens to it. Where TensorRT-LLM reuses blocks, a request
+may wait for a prefix that another computes: a batch that differs only in such requests is not
+judged.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 from emu.apps.chaos.truth.book import Ask, Book, Due, Members
+from emu.apps.chaos.truth.remembered import said_in
 from emu.apps.chaos.truth.rule_of_sglang import wrong_in_sglang
 from emu.apps.chaos.truth.rule_of_tensorrt import due_of_tensorrt
 from emu.apps.chaos.truth.rule_of_vllm import due_of_vllm
@@ -31,8 +35,10 @@ _RULES: Final[dict[type, Callable[[Seat, Book, Ask], Due]]] = {
 class Forming:
     """All replicas of a run whose scheduler is restated here."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, lines: Sequence[Record]) -> None:
+        """`lines`: the workload's, which say what prompts share."""
         self._tape = tape
+        self._lines = lines
         self._got: dict[int, int] = defaultdict(int)
         self._ask = Ask(self._reached, self._longest, self._prompt, self._came)
         self._books = {seat.replica: Book() for seat in tape.seats if self._is_followed(seat)}
@@ -74,6 +80,15 @@ class Forming:
                 "batch": self._batch,
             }
         )
+
+    @cached_property
+    def _sharing(self) -> set[int]:
+        """Rows whose prompt may begin as another's does."""
+        said = said_in(self._tape, self._lines) if self._lines else None
+        if said is None:
+            return set(self._tape.arrived)
+        firsts = Counter(one.ids[:1] for one in said.values())
+        return {row for row, one in said.items() if one.ids and firsts[one.ids[:1]] > 1}
 
     # What happens.
     def _queued(self, record: Record) -> None:
@@ -190,6 +205,8 @@ class Forming:
         others = set(members) ^ set(due.members) | set(preempted) ^ set(due.preempted)
         if any(self._cut_ns.get(row) == at_ns for row in others):
             return  # it left at this very instant, before or after
+        if keys_of(seat.scheduler).get("enable_block_reuse") and others & self._sharing:
+            return
         self._tape.count("formed")
         if members != due.members or preempted != due.preempted:
             self._tape.say(

@@ -56,6 +56,7 @@ def truth_of(
 ) -> Tape:
     """Judge a complete, stepped run; what is wrong, and how often each rule was asked."""
     tape = Tape(config, seats_of(plan), records)
+    lines = () if written is None else written.lines
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
@@ -66,9 +67,9 @@ def truth_of(
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()
-    Forming(tape).judge()
+    Forming(tape, lines).judge()
     Fair(tape).judge()
-    remembered = Remembered(tape, () if written is None else written.lines)
+    remembered = Remembered(tape, lines)
     remembered.judge()
     Routing(tape, remembered.matched).judge()
     Handover(tape).judge()
