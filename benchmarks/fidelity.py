@@ -178,9 +178,12 @@ def _waits_ms(path: Path) -> np.ndarray:
 
 
 def _theirs(path: Path) -> Values:
-    csv.field_size_limit(1 << 24)
-    with path.open(newline="") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: int(row["request id"]))
+    limit = csv.field_size_limit(1 << 24)
+    try:
+        with path.open(newline="") as file:
+            rows = sorted(csv.DictReader(file), key=lambda row: int(row["request id"]))
+    finally:
+        csv.field_size_limit(limit)  # one for the whole process
     columns = {"TTFT": "TTFT", "TPOT": "TPOT", "E2E": "latency"}
     return {m: np.array([int(r[c]) for r in rows]) / 1e6 for m, c in columns.items()}
 

@@ -137,7 +137,7 @@ class View:
         return self._scheduler.blocks_to_reserve(requests)
 
     def holds(self, request: Request) -> bool:
-        """Whether it holds what a feature would load for the request (a LoRA adapter)."""
+        """Whether it holds what a feature would load for the request."""
         return any(part.holds(request) for part in self._scheduler.parts)
 
     def watch_cache(self, watcher: PoolWatcher) -> bool:

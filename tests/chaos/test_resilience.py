@@ -81,7 +81,7 @@ def test_requests_that_fail_are_no_longer_completed(tmp_path: Path) -> None:
 
 
 def test_without_faults_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to compare"):
+    with pytest.raises(InputError, match="faults: missing"):
         cost_of(tmp_path, [])
 
 

@@ -25,12 +25,19 @@ ROOT = Path(emu.__file__).parent
 OWNERS = (
     "cluster/build.py",
     "cluster/build_migration.py",
+    "cluster/build_waves.py",
     "cluster/cluster.py",
     "cluster/control_loops.py",
     "cluster/energy.py",
 )
 """What makes replicas, owns them, and closes their books at the end of a run."""
-PLANS = ("cluster/audit.py", "cluster/plan.py", "cluster/prepare.py", "cluster/tier_book.py")
+PLANS = (
+    "cluster/audit.py",
+    "cluster/plan.py",
+    "cluster/prepare.py",
+    "cluster/start_up.py",
+    "cluster/tier_book.py",
+)
 """Where `r` or `replica` is one of the plan, and what looks for leaks."""
 MACHINERY = {
     "activity", "batch", "decode_tokens", "ends", "on_stages", "own_leap", "pipeline",

@@ -97,7 +97,7 @@ def _calls(config: Config, directory: Path) -> int:
     ("shape", "events_max", "calls_max"),
     # The front end has one event for each request (its end), and the books of its output queue.
     # Records of a transfer are plain classes, whose constructors count as calls.
-    [(COLOCATED, 4.4, 235), (ROLES, 8.3, 380)],
+    [(COLOCATED, 4.4, 235), (ROLES, 8.3, 382)],
     ids=["colocated", "roles"],
 )
 def test_work_for_each_request(

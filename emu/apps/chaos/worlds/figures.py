@@ -196,7 +196,7 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     first_ns, last_ns = min(times), max(times)
     if chance(rng, 0.15) and times == sorted(times):
         workload["upscale"] = int(pick(rng, (2, 3)))
-    if chance(rng, 0.1):
+    if chance(rng, 0.4):
         workload.pop("time_scale", None)
         key = "concurrency" if len(lines) % 2 else "max_in_flight"
         workload[key] = int(pick(rng, (1, 4, 20)))

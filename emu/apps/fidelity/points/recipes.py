@@ -76,7 +76,7 @@ def recipe_of(point: Point, drafts: int = 0) -> Recipe:
 
 
 def _version_of(point: Point) -> str:
-    """The release of the images that scripts named on the day of a row that names none."""
+    """The release of the containers that scripts named on the day of a row that names none."""
     day = point.measured_on
     if not day or point.engine == "vllm":
         return ""

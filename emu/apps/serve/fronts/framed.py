@@ -11,6 +11,8 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from emu.process.prepared import prepared
+
 LENGTH_BYTES: Final = 4
 In = TypeVar("In")
 
@@ -21,8 +23,9 @@ class Framed(asyncio.Protocol, Generic[In]):
     def __init__(
         self, kinds: object, on_frame: Callable[[In], None], on_end: Callable[[], None]
     ) -> None:
-        """`kinds`: the union of what comes in."""
-        self._decoder = msgspec.msgpack.Decoder(kinds)
+        """`kinds`: the union of what comes in, which is no type to mypy."""
+        self._decoder: msgspec.msgpack.Decoder[In]
+        self._decoder = msgspec.msgpack.Decoder(prepared(kinds))  # type: ignore[arg-type]
         self._encoder = msgspec.msgpack.Encoder()
         self._on_frame = on_frame
         self._on_end = on_end
