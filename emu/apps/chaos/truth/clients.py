@@ -76,8 +76,9 @@ def asked(tape: Tape, lines: Sequence[Record]) -> list[Ask]:
 
 
 def _is_given(tape: Tape, key: str) -> bool:
-    """Whether `[workload]` gives a key another value than nothing, or once."""
-    return msgspec.structs.asdict(tape.config.workload).get(key) not in (None, 0, 0.0, 1)
+    """Whether `[workload]` gives a key a value with an effect; `upscale` has none as 1."""
+    value = msgspec.structs.asdict(tape.config.workload).get(key)
+    return bool(value) and (key, value) != ("upscale", 1)
 
 
 def _clipped(tokens: int, most: int) -> int:
