@@ -21,6 +21,8 @@ class _Residents:
     def __init__(self) -> None:
         self.tokens: dict[int, int] = defaultdict(int)
         self.running: dict[int, dict[int, None]] = defaultdict(dict)
+        self.unordered: set[int] = set()
+        """Replicas that changed their state with rows, whose order batches do not tell."""
         self._moved: dict[int, list[int]] = defaultdict(list)
         """Tokens of a row at each of its moves."""
 
@@ -36,7 +38,8 @@ class _Residents:
                 running.pop(row, None)
             running.update(dict.fromkeys(member[0] for member in record["members"]))
         elif event == "state":
-            self.running.pop(record["replica"], None)
+            if self.running.pop(record["replica"], None):
+                self.unordered.add(record["replica"])
         else:
             for row in record.get("rows", (record.get("row"),)):
                 for running in self.running.values():
@@ -82,7 +85,8 @@ def judge_rebalancing(tape: Tape) -> None:
             tape.say(f"T6: {where} at {record['at_ns']} ns only swaps {record['uses']}")
         order = list(residents.running[record["source"]])
         younger = order[order.index(row) + 1 :] if row in order else []
-        for other in () if seat.is_hybrid else younger:
+        is_known = not seat.is_hybrid and record["source"] not in residents.unordered
+        for other in younger if is_known else ():
             tape.count("youngest_moves")
             most = taken(other, int(tape.arrived[other]["output"]) + 1)  # some reserve it all
             if residents.may_move(other) and (other_used + most) / other_blocks < used / blocks:
