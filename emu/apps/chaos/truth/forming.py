@@ -5,19 +5,18 @@ Follows the queue and the running requests of a replica without hits, stages or 
 ahead sees a request a batch late, and what ended with the last batch keeps its place and its
 blocks. After each batch the books here follow the record, so that one wrong batch is told once. A
 replica is followed until something else happens to it. Where TensorRT-LLM reuses blocks, a request
-may wait for a prefix that another computes: a batch that differs only in such requests is not
-judged.
+may wait for a prefix that another computes: a batch that differs in such a request is not judged.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final
 
 from emu.apps.chaos.truth.book import Ask, Book, Due, Members
-from emu.apps.chaos.truth.remembered import said_in
+from emu.apps.chaos.truth.remembered import Said
 from emu.apps.chaos.truth.rule_of_sglang import wrong_in_sglang
 from emu.apps.chaos.truth.rule_of_tensorrt import due_of_tensorrt
 from emu.apps.chaos.truth.rule_of_vllm import due_of_vllm
@@ -35,10 +34,10 @@ _RULES: Final[dict[type, Callable[[Seat, Book, Ask], Due]]] = {
 class Forming:
     """All replicas of a run whose scheduler is restated here."""
 
-    def __init__(self, tape: Tape, lines: Sequence[Record]) -> None:
-        """`lines`: the workload's, which say what prompts share."""
+    def __init__(self, tape: Tape, said: Mapping[int, Said] | None) -> None:
+        """`said`: what each request says; None where that is not known."""
         self._tape = tape
-        self._lines = lines
+        self._said = said
         self._got: dict[int, int] = defaultdict(int)
         self._ask = Ask(self._reached, self._longest, self._prompt, self._came)
         self._books = {seat.replica: Book() for seat in tape.seats if self._is_followed(seat)}
@@ -84,11 +83,10 @@ class Forming:
     @cached_property
     def _sharing(self) -> set[int]:
         """Rows whose prompt may begin as another's does."""
-        said = said_in(self._tape, self._lines) if self._lines else None
-        if said is None:
+        if self._said is None:
             return set(self._tape.arrived)
-        firsts = Counter(one.ids[:1] for one in said.values())
-        return {row for row, one in said.items() if one.ids and firsts[one.ids[:1]] > 1}
+        firsts = Counter(one.ids[:1] for one in self._said.values())
+        return {row for row, one in self._said.items() if one.ids and firsts[one.ids[:1]] > 1}
 
     # What happens.
     def _queued(self, record: Record) -> None:

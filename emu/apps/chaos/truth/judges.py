@@ -24,7 +24,7 @@ from emu.apps.chaos.truth.ranks import Ranks
 from emu.apps.chaos.truth.rebalancing import judge_rebalancing
 from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
 from emu.apps.chaos.truth.rejections import judge_rejections
-from emu.apps.chaos.truth.remembered import Remembered
+from emu.apps.chaos.truth.remembered import Remembered, said_in
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
@@ -67,9 +67,10 @@ def truth_of(
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()
-    Forming(tape, lines).judge()
+    said = said_in(tape, lines)
+    Forming(tape, said if lines else None).judge()
     Fair(tape).judge()
-    remembered = Remembered(tape, lines)
+    remembered = Remembered(tape, said)
     remembered.judge()
     Routing(tape, remembered.matched).judge()
     Handover(tape).judge()

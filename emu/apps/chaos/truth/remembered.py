@@ -11,7 +11,7 @@ until something else happens to it than arrivals, batches and tokens.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -182,12 +182,12 @@ class Shelf:
 class Remembered:
     """All prefix caches of a run."""
 
-    def __init__(self, tape: Tape, lines: Sequence[Record]) -> None:
+    def __init__(self, tape: Tape, said: Mapping[int, Said] | None) -> None:
         self._tape = tape
         self._got: dict[int, int] = defaultdict(int)
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
         self._keys: dict[tuple[int, int], list[int]] = {}
-        self._said = said_in(tape, lines)
+        self._said = said
         self.matched: dict[tuple[int, int], dict[int, int]] = {}
         """By row and instant: tokens of its prompt that each replica had when it was queued."""
         self._shelves = self._made() if self._said is not None else {}
