@@ -75,7 +75,7 @@ class Cluster:
         ports: Ports = PLAIN,
         kernel: Kernel | None = None,
     ) -> None:
-        """Of the ports it uses `tokens` and `leap`; the recorder has the others."""
+        """`ports`: `tokens` and `leap` are read here, the others by the recorder."""
         self.plan = plan
         self.config = plan.config
         limits = plan.config.limits

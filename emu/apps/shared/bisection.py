@@ -66,7 +66,7 @@ class Bisection:
         self.is_end_of_range = False
         """True if the whole range meets: the true answer may lie beyond."""
         self.rounds = 0
-        """Of which it has been told what came out."""
+        """Rounds of which it has been told what came out."""
 
     @property
     def bracket(self) -> tuple[float, float] | None:
