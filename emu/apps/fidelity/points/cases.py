@@ -239,6 +239,8 @@ def _latency(point: Point, recipe: Recipe) -> Iterable[str]:
         yield f"prompt_token_us = {RANDOM_TEXT_US[point.engine]}"
     if recipe.marlin:
         yield 'mxfp4_experts = "marlin"'
+    if recipe.flashinfer:
+        yield 'fp8_block_products = "flashinfer"'
 
 
 def _workload(point: Point) -> Iterable[str]:
