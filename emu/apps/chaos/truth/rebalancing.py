@@ -23,7 +23,7 @@ class _Residents:
         self.running: dict[int, dict[int, None]] = defaultdict(dict)
         self.unordered: set[int] = set()
         """Replicas whose order batches do not tell: they changed their state with rows, or a row
-        was not in a batch, as one that stands still to move and comes back behind all if refused."""
+        was in no batch, as one that stands still to move and comes back behind all if refused."""
         self._moved: dict[int, list[int]] = defaultdict(list)
         """Tokens of a row at each of its moves."""
 
