@@ -72,6 +72,7 @@ def _changed(kernels: Kernels, table: RooflineTable) -> Kernels:
     return msgspec.structs.replace(
         found,
         marlin=table.mxfp4_experts == "marlin",
+        cutlass=table.nvfp4_experts == "cutlass",
         generated=table.fp8_block_products == "flashinfer",
     )
 

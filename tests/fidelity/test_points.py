@@ -115,6 +115,12 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
     assert points[0].gpus == 6
 
 
+def test_rows_that_do_not_say_how_many_servers_there_were_are_left_out(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "", "tp": "", "p_tp": "1", "d_tp": "4"}
+    _, unread = read_points(table(tmp_path, row | {"p_workers": "", "d_workers": ""}))
+    assert [one.reason for one in unread] == ["number of prefill and decode servers not known"]
+
+
 def test_ranks_of_attention_are_members_of_a_group(tmp_path: Path) -> None:
     row = {"mode": "disaggregated", "gpus": "24", "tp": "", "gpu": "H200-SXM", "engine": "trtllm"}
     row |= {"model": "deepseek-ai/DeepSeek-R1", "p_workers": "1", "p_tp": "8", "p_ep": "8"}
@@ -244,9 +250,20 @@ def test_launch_scripts_set_what_servers_do_beside_the_defaults(tmp_path: Path) 
 
 
 def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> None:
-    row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM"}
+    row = {"model": "deepseek-ai/DeepSeek-V3", "precision": "fp4", "gpu": "B200-SXM"}
     points, _ = read_points(table(tmp_path, row | {"gpus": "8", "tp": "8"}))
     assert "has weights of fp8_block, the row says fp4" in emulate(Job(points[0])).refused
+
+
+def test_four_bits_of_a_model_of_eight_are_nvidias_checkpoint(tmp_path: Path) -> None:
+    row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM", "gpus": "8"}
+    row |= {"tp": "8", "engine": "trtllm", "isl": "1024", "osl": "1024", "version": ""}
+    row |= {"source": "inferencex-test", "load_value": "256"}
+    day = {"measured_on": "2025-12-15"}
+    points, _ = read_points(table(tmp_path, row | day, row | {"measured_on": "2026-02-10"}))
+    old, new = (config_from_text(configuration(Job(p)), "point") for p in points)
+    assert old.model.name == "nvidia/DeepSeek-R1-NVFP4"
+    assert [c.latency.nvfp4_experts for c in (old, new)] == ["cutlass", "native"]
 
 
 def test_tensorrt_llm_takes_the_keys_and_values_that_nvidias_checkpoint_names(

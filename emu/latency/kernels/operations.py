@@ -233,6 +233,8 @@ class Ops:
     def _expert_family(self, dtype: str, units: str, routing: str) -> str:
         """The surface of experts of a type: the first of its kernels that was measured."""
         names = _EXPERT_TABLES.get(self.kernels.expert_type(dtype), ())
+        if self.kernels.cutlass and dtype == "nvfp4":
+            names = ("nvfp4_cutlass", *names)
         if units == "half" and dtype in _EIGHT_BITS:
             names = ()  # widened: no table
         wanted = [f"experts-{name}-{routing}" for name in names]

@@ -54,6 +54,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """mxfp4 experts run in Marlin's kernels."""
     flashinfer: bool = False
     """Dense products of block-scaled fp8 run FlashInfer's generated kernel."""
+    cutlass: bool = False
+    """Experts of NVFP4 run CUTLASS's kernels."""
     spreads_experts: bool = False
     """Experts are spread over all ranks, whatever the row says."""
     drafts: tuple[int, ...] = _MAYBE
@@ -287,10 +289,12 @@ def _tensorrt_llm(point: Point, drafts: int) -> Recipe:
             keys |= {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
     if drafts:
         keys["max_batch_size"] = clients
+    long = point.prompt_tokens > 1024
     return Recipe(
         scheduler=keys,
         stream_interval=10,
         narrow_kv=True,
+        cutlass=day < "2026-02-03" and clients > (32 if long else 255),
         spreads_experts=spreads,
         drafts=_drafts_of(point, gpu, day),
     )
