@@ -62,7 +62,7 @@ class Plain(Starter):
         if batch is None:
             counters.begin_rest(now_ns)
             return None
-        if self.frees and (batch.preempted or shedding is not None and shedding.blocks_free > free):
+        if self.frees and (batch.preempted or (shedding is not None and shedding.blocks_free > free)):
             books.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
         if counters.rest_since_ns >= 0:
             counters.end_rest(now_ns)
@@ -151,7 +151,7 @@ class Composed(Starter):
             if self.stages is None or not self.stages.on_stages:
                 counters.begin_rest(now_ns)
             return None
-        if self.frees and (batch.preempted or shedding is not None and shedding.blocks_free > free):
+        if self.frees and (batch.preempted or (shedding is not None and shedding.blocks_free > free)):
             books.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
         if counters.rest_since_ns >= 0:
             counters.end_rest(now_ns)
