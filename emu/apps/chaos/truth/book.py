@@ -25,6 +25,8 @@ class Book(msgspec.Struct):
     """Tokens of rows that ended with the last batch of an engine that works ahead."""
     formed_ns: int = -1
     """When its last batch was formed."""
+    held_back: int = 0
+    """Steps in a row whose prompts waited for more of them."""
 
 
 class Due(msgspec.Struct):
@@ -32,6 +34,8 @@ class Due(msgspec.Struct):
 
     members: Members = {}
     preempted: list[int] = []
+    held_back: int = 0
+    """Of its replica's book, when it has been formed."""
 
 
 class Ask(msgspec.Struct):

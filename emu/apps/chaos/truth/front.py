@@ -4,6 +4,7 @@ Restates docs/lab/roofline.md ("front end"): one API server a replica, in turn; 
 in order of arrival, its CPU for the intake, then the tokenizer's wait and the encoding, in which no
 request overtakes another. The output events of a step are handled one after another on one CPU;
 those of the next step wait until they are done, and a token stands in the middle of its step's.
+Where tokens leave in groups, a step has that part of its events, and each first token is one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Front:
         replica, rows = record["replica"], record["rows"]
         front = self._tape.seats[replica].front
         assert front is not None
-        end_ns, work_ns = record["at_ns"], len(rows) * front.event_ns
+        end_ns, each_ns = record["at_ns"], front.event_ns // front.interval
+        firsts = sum(row not in self._late_ns for row in rows)
+        work_ns = (len(rows) - firsts) * each_ns + firsts * front.event_ns
         start_ns = max(self._free_ns[replica], end_ns)
         self._free_ns[replica] = start_ns + work_ns
         late_ns = start_ns - end_ns + work_ns // 2 + front.output_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.choices import Choices
 from emu.apps.chaos.truth.clients import Clients
 from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
@@ -59,7 +60,8 @@ def truth_of(
     lines = () if written is None else written.lines
     windows = Windows(tape)
     windows.judge()
-    Iterations(tape, windows).judge()
+    beside = Beside(tape, lines)
+    Iterations(tape, windows, beside).judge()
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()
@@ -90,6 +92,7 @@ def truth_of(
         judge_series(tape, written.series)
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
+        beside.judge(written.rows, written.summary)
         if written.lines:
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)

@@ -3,7 +3,8 @@
 Restates docs/lab/tensorrt-llm.md: requests are asked in order of arrival whether they fit, beside
 what running ones keep (all of their output, or the blocks of their next token; then the one that
 came last is paused where blocks lack). Each that generates has one token, contexts the rest: whole,
-cut to blocks from the last, or a block each in turn.
+cut to blocks from the last, or a block each in turn; or none while requests generate and more
+prompts may come (`batch_wait_*`).
 """
 
 from __future__ import annotations
@@ -108,7 +109,17 @@ def due_of_tensorrt(seat: Seat, book: Book, ask: Ask) -> Due:
     rows = [*contexts, *begun]
     lengths = [ask.reached(row) - step.computed.get(row, 0) for row in rows]
     due = Due({row: (step.computed[row], 1) for row in decodes}, step.paused)
-    for row, new in zip(rows, _shares(seat, lengths, left), strict=True):
+    parts = _shares(seat, lengths, left)
+    whole = sum(ask.reached(row) for row, new in zip(rows, parts, strict=True) if new)
+    if whole and (decodes or step.turns_lost) and step.table.batch_wait_timeout_iters:
+        enough = step.table.batch_wait_max_tokens_ratio * step.table.tokens_max
+        is_late = book.held_back >= step.table.batch_wait_timeout_iters
+        if not is_late and step.table.tokens_max - left + whole < enough:
+            parts = [0] * len(rows)
+            due.held_back = book.held_back + 1
+    else:
+        due.held_back = book.held_back
+    for row, new in zip(rows, parts, strict=True):
         if new:
             due.members[row] = step.computed.get(row, 0), new
     return due

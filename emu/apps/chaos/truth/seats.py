@@ -19,7 +19,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     token_ns: int
     """Encoding a token of a prompt."""
     event_ns: int
-    """Streaming a token."""
+    """Streaming an event: a first token, or those of a group."""
+    interval: int
+    """Tokens of a group."""
     output_ns: int
     """From the end of a step to the client, besides."""
 
@@ -81,6 +83,10 @@ class Seat(msgspec.Struct, frozen=True):
     """The name of its model."""
     is_plain: bool
     """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
+    is_beside: bool
+    """What its iterations have besides `beside` restates: loads of adapters, masks."""
+    adapter_ns: tuple[int, int]
+    """An adapter's way from the memory of the machine, and from its disk before that."""
     passes_over: bool
     """Its scheduler may take a request from behind one that cannot be held (blocks, adapters)."""
     is_hybrid: bool
@@ -125,9 +131,9 @@ def seats_of(plan: Plan) -> list[Seat]:
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
             served=replica.served,
-            is_plain=not replica.latency_context(plan.config).parts
-            and replica.model.tower is None
-            and replica.placement is None,
+            is_plain=_has_only(0, replica, plan),
+            is_beside=_has_only(_restated(replica), replica, plan),
+            adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
@@ -182,6 +188,7 @@ def _front(replica: ReplicaPlan) -> FrontEnd | None:
         wait_ns=engine.batch_wait_ns,
         token_ns=engine.prompt_token_ns,
         event_ns=engine.output_event_ns,
+        interval=engine.stream_interval,
         output_ns=engine.output_ns,
     )
 
@@ -192,6 +199,36 @@ def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
     engine = replica.bound.model
     mean_ns = round(engine.straggler_part * engine.straggler_ns)
     return engine.jitter_step, engine.straggler_part, mean_ns
+
+
+def _has_only(parts: int, replica: ReplicaPlan, plan: Plan) -> bool:
+    """Its iterations have so many things besides, and none that costs elsewhere."""
+    is_odd = replica.model.tower is not None or replica.placement is not None
+    return not is_odd and len(replica.latency_context(plan.config).parts) == parts
+
+
+def _restated(replica: ReplicaPlan) -> int:
+    table = msgspec.structs.asdict(replica.scheduler)
+    return bool(table.get("enable_lora")) + bool(table.get("guided_share"))
+
+
+def _adapter_ns(replica: ReplicaPlan, plan: Plan) -> tuple[int, int]:
+    """Two thin matrices of 16 bits beside each matrix of a layer; the disk has them unsplit."""
+    table = msgspec.structs.asdict(replica.scheduler)
+    model = replica.model
+    if not table.get("enable_lora"):
+        return 0, 0
+    sizes = []
+    for ranks in (replica.tensor_parallel, 1):
+        q = -(-model.heads // ranks) * model.head_dim
+        kv = max(1, -(-model.kv_heads // ranks)) * model.head_dim
+        ffn, hidden = -(-model.ffn // ranks), model.hidden
+        ends = 2 * (hidden + q) + 2 * (hidden + kv)
+        ends += (3 if model.gated_mlp else 2) * (hidden + ffn)
+        sizes.append(2 * table["max_lora_rank"] * model.layers * ends)
+    node = [n for n in plan.config.nodes for _ in range(n.count)][replica.machine]
+    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+    return round(sizes[0] * 8 / pcie_gbps), round(sizes[1] * 8 / node.ssd_gbps)
 
 
 def _passes_over(replica: ReplicaPlan) -> bool:

@@ -26,8 +26,11 @@ _FAULTS: Final = (
 def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
     """The tables, lines and faults of such a world; None for most seeds."""
     rng = rng_stream(seed, "chaos shared experts")
-    if not chance(rng, SHARE):
-        return None
+    return shared_experts(rng, seed) if chance(rng, SHARE) else None
+
+
+def shared_experts(rng: Rng, seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
+    """The same; what came later is drawn by streams of the seed."""
     members = int(pick(rng, (2, 4, 8)))
     tables: Tables = {
         "seed": seed,
@@ -55,6 +58,30 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
         tables["nodes"][0]["gpu"] = "GB200"
     _balance(seed, tables)
     return tables, _lines(rng), _faults(rng, members)
+
+
+def lost_rank(rng: Rng, tables: Tables) -> list[Tables]:
+    """A group that goes on without a rank, and reads the experts of which it had no other copy."""
+    made, lines, _ = shared_experts(rng, int(tables["seed"]))
+    made["nodes"][0]["gpu"] = "H100-SXM5-80GB"
+    engine, members = made["engine"], made["replicas"][0]["count"]
+    tables.clear()
+    tables |= {**made, "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096}}
+    for key in ("expert_gpus", "micro_batches"):
+        engine.pop(key, None)
+    engine["redundant_experts"] = 64
+    tables["replicas"][0]["expert_parallel"] = members
+    tables["scheduler"] = {"prefix_caching": chance(rng, 0.3)}
+    tables["engine"].pop("name", None)
+    tables["recovery"] = {
+        "ep_fault": "mask",
+        "ep_detect_s": float(pick(rng, (0.01, 0.2))),
+        "ep_agree_s": float(pick(rng, (0.0, 0.05))),
+        "expert_backup": pick(rng, ("host", "peer", "disk")),
+    }
+    gpu = int(rng.integers(members))
+    tables["faults"] = [{"kind": "gpu_crash", "at_s": 0.1, "gpu": gpu, "duration_s": 3.0}]
+    return lines[:24]
 
 
 def _apart(seed: int, tables: Tables) -> None:

@@ -25,6 +25,7 @@ from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
 from emu.apps.chaos.worlds.pressed import draw_pressed
 from emu.apps.chaos.worlds.requests import draw_lines
 from emu.apps.chaos.worlds.scenes import draw_rare
+from emu.apps.chaos.worlds.tour import draw_tour
 from emu.apps.chaos.worlds.wide import draw_wide
 from emu.config.kinds import KINDS, Struct
 from emu.config.rules import drop_idle
@@ -62,7 +63,8 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     `wide`: also keys that plain worlds leave at their defaults (`wide.py`); tests that change
     a world's model, policy or costs take a plain one.
     """
-    rare = (draw_shared_experts(seed) or draw_rare(seed)) if wide else None
+    tour = draw_tour(seed) if wide else None
+    rare = (draw_shared_experts(seed) or draw_rare(seed)) if wide and tour is None else None
     if rare is not None:
         tables, lines, faults = rare
         own = tables.get("recovery", {})
@@ -70,9 +72,9 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
         tables["recovery"] |= own
         drop_idle(tables)
         return World(tables | {"faults": faults}, lines, heals)
-    pressed = draw_pressed(seed) if wide else None
-    if pressed is not None:
-        tables, lines = pressed
+    narrow = (tour or draw_pressed(seed)) if wide else None
+    if narrow is not None:
+        tables, lines = narrow
         own = tables.get("recovery", {})
         heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
         tables["recovery"] |= own
