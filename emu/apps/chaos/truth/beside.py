@@ -1,10 +1,10 @@
 """What a step does beside its tokens: loads of adapters, masks of grammars.
 
 Restates docs/lab/adapters.md and "guided decoding" of docs/lab/features.md. Slots and copies of
-adapters are followed step by step: what a step needs and does not find gives the least recently
-used one's place away, and the batch waits for its load. A constrained request has a mask for each of
-its tokens. Counts of the summary follow; what a step spends so is taken from its time, so that
-steps with the same tokens, adapters and sequences compare (`costs`).
+adapters are followed step by step: what a step needs and does not find takes the place of the one
+that was used longest ago, and the batch waits for its load. A constrained request has a mask for
+each of its tokens. Counts of the summary follow; what a step spends so is taken from its time, so
+that steps with the same tokens, adapters and sequences compare (`costs`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import Record, Tape, keys_of, to_ns
 from emu.documents import DocumentView
 
+_COUNTS: Final = ("cold_loads", "host_loads", "hits")
 _PROCESS_ENDS: Final = ("failed", "inactive")
 
 

@@ -197,7 +197,7 @@ class Iterations:
     ) -> None:
         """Equal batches on equal replicas take equally long, whatever the backend."""
         is_cold = isinstance(seat.latency, RooflineTable) and not seat.latency.warm_up
-        is_known = seat.is_plain or self._beside.knows(seat)
+        is_known = seat.is_plain or seat.is_outside or self._beside.knows(seat)
         if is_unsure or not is_known or seat.group or is_cold:
             return
         spent = self._beside.spent(seat.replica, formed["batch"])

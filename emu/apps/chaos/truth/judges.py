@@ -19,6 +19,7 @@ from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
+from emu.apps.chaos.truth.made import judge_made
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
@@ -93,6 +94,7 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
+        judge_made(tape, () if written.lines else written.rows)
         if written.lines:
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)

@@ -98,6 +98,8 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "arithmetic": "model FLOPs follow from the tokens",
         "asked": "a row has the lengths and names that its line asked for",
         "deadline": "a request is due when its line says",
+        "made_arrivals": "made requests arrive as their process says",
+        "made_lengths": "made prompts are as long as their law says",
         "arrival": "a line arrives at its time",
         "turn": "a turn of a session arrives a pause after the one before",
         "patience": "a client leaves when its patience is over, and not before",

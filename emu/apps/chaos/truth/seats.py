@@ -85,6 +85,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
     is_beside: bool
     """What its iterations have besides `beside` restates: loads of adapters, masks."""
+    is_outside: bool
+    """Some of its weights are in the memory of the machine, and it is plain otherwise."""
     adapter_ns: tuple[int, int]
     """An adapter's way from the memory of the machine, and from its disk before that."""
     passes_over: bool
@@ -131,8 +133,9 @@ def seats_of(plan: Plan) -> list[Seat]:
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
             served=replica.served,
-            is_plain=_has_only(0, replica, plan),
-            is_beside=_has_only(_restated(replica), replica, plan),
+            is_plain=replica.placement is None and _has_only(0, replica, plan),
+            is_beside=replica.placement is None and _has_only(_restated(replica), replica, plan),
+            is_outside=replica.placement is not None and _has_only(0, replica, plan),
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
             is_hybrid=replica.kv_layout is not None,
@@ -202,9 +205,9 @@ def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
 
 
 def _has_only(parts: int, replica: ReplicaPlan, plan: Plan) -> bool:
-    """Its iterations have so many things besides, and none that costs elsewhere."""
-    is_odd = replica.model.tower is not None or replica.placement is not None
-    return not is_odd and len(replica.latency_context(plan.config).parts) == parts
+    """Its iterations have so many things besides, and no images."""
+    parts_of = replica.latency_context(plan.config).parts
+    return replica.model.tower is None and len(parts_of) == parts
 
 
 def _restated(replica: ReplicaPlan) -> int:
