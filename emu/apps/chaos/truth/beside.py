@@ -38,6 +38,7 @@ class Slots:
     """Adapters of one replica, the least recently used first."""
 
     def __init__(self, on_gpu: int, on_host: int) -> None:
+        """`on_gpu` slots of adapters there, and `on_host` copies in the memory of the machine."""
         self._sizes = on_gpu, on_host
         self._gpu: list[str] = []
         self._host: list[str] = []
