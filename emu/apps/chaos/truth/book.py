@@ -26,7 +26,7 @@ class Book(msgspec.Struct):
     formed_ns: int = -1
     """When its last batch was formed."""
     held_back: int = 0
-    """Steps in a row whose prompts waited for more of them."""
+    """Steps in turn for which contexts have waited for more of them (TensorRT-LLM)."""
 
 
 class Due(msgspec.Struct):
@@ -34,8 +34,6 @@ class Due(msgspec.Struct):
 
     members: Members = {}
     preempted: list[int] = []
-    held_back: int = 0
-    """Of its replica's book, when it has been formed."""
 
 
 class Ask(msgspec.Struct):

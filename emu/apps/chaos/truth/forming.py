@@ -175,7 +175,6 @@ class Forming:
                 del self._books[replica]
                 return
             self._compare(seat, record, due, members, preempted)
-            book.held_back = due.held_back
         self._follow(replica, book, members, preempted)
         book.formed_ns = record["at_ns"]
 

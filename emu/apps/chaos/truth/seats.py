@@ -19,9 +19,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     token_ns: int
     """Encoding a token of a prompt."""
     event_ns: int
-    """Streaming an event: a first token, or those of a group."""
-    interval: int
-    """Tokens of a group."""
+    """An output event: a token, or a group of tokens."""
+    group_tokens: int
+    """Tokens of a request in an event, after its first."""
     output_ns: int
     """From the end of a step to the client, besides."""
 
@@ -84,7 +84,7 @@ class Seat(msgspec.Struct, frozen=True):
     is_plain: bool
     """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
     is_beside: bool
-    """What its iterations have besides `beside` restates: loads of adapters, masks."""
+    """What its iterations have besides is restated by `beside`: loads of adapters, masks."""
     is_outside: bool
     """Some of its weights are in the memory of the machine, and it is plain otherwise."""
     adapter_ns: tuple[int, int]
@@ -133,9 +133,9 @@ def seats_of(plan: Plan) -> list[Seat]:
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
             served=replica.served,
-            is_plain=replica.placement is None and _has_only(0, replica, plan),
-            is_beside=replica.placement is None and _has_only(_restated(replica), replica, plan),
-            is_outside=replica.placement is not None and _has_only(0, replica, plan),
+            is_plain=kind == "plain",
+            is_beside=kind == "beside",
+            is_outside=kind == "outside",
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
             is_hybrid=replica.kv_layout is not None,
@@ -146,6 +146,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             variation=_variation(replica),
         )
         for replica in plan.replicas
+        for kind in (_kind(replica, plan),)
     ]
 
 
@@ -191,7 +192,7 @@ def _front(replica: ReplicaPlan) -> FrontEnd | None:
         wait_ns=engine.batch_wait_ns,
         token_ns=engine.prompt_token_ns,
         event_ns=engine.output_event_ns,
-        interval=engine.stream_interval,
+        group_tokens=replica.bound.model.stream_interval if replica.bound else 1,
         output_ns=engine.output_ns,
     )
 
@@ -204,15 +205,16 @@ def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
     return engine.jitter_step, engine.straggler_part, mean_ns
 
 
-def _has_only(parts: int, replica: ReplicaPlan, plan: Plan) -> bool:
-    """Its iterations have so many things besides, and no images."""
-    parts_of = replica.latency_context(plan.config).parts
-    return replica.model.tower is None and len(parts_of) == parts
-
-
-def _restated(replica: ReplicaPlan) -> int:
+def _kind(replica: ReplicaPlan, plan: Plan) -> str:
+    """What its iterations have besides tokens: nothing, what `beside` restates, weights elsewhere."""
+    parts = len(replica.latency_context(plan.config).parts)
+    if replica.model.tower is not None:
+        return ""
+    if replica.placement is not None:
+        return "" if parts else "outside"
     table = msgspec.structs.asdict(replica.scheduler)
-    return bool(table.get("enable_lora")) + bool(table.get("guided_share"))
+    restated = bool(table.get("enable_lora")) + bool(table.get("guided_share"))
+    return ("beside" if parts else "plain") if parts == restated else ""
 
 
 def _adapter_ns(replica: ReplicaPlan, plan: Plan) -> tuple[int, int]:
