@@ -206,7 +206,7 @@ def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
 
 
 def _kind(replica: ReplicaPlan, plan: Plan) -> str:
-    """What its iterations have besides tokens: nothing, what `beside` restates, weights elsewhere."""
+    """What its iterations have besides tokens: nothing, what is restated, or weights elsewhere."""
     parts = len(replica.latency_context(plan.config).parts)
     if replica.model.tower is not None:
         return ""
