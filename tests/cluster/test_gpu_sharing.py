@@ -1,4 +1,4 @@
-"""GPUs that models share: who has them, whose spares go first, who gives way."""
+"""GPUs that models share: which replica has them, whose spares go first, which model gives way."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_the_spares_that_have_waited_longest_go_first_and_no_more_than_asked() -
 
 
 @pytest.mark.parametrize(
-    ("outstanding", "who"), [((0, 5, 3), 2), ((0, 3, 5), 1), ((0, 4, 4), 1), ((9, 2, 0), 2)]
+    ("outstanding", "giver"), [((0, 5, 3), 2), ((0, 3, 5), 1), ((0, 4, 4), 1), ((9, 2, 0), 2)]
 )
-def test_the_model_with_the_least_to_do_gives_way(outstanding: tuple[int, ...], who: int) -> None:
+def test_the_model_with_the_least_to_do_gives_way(outstanding: tuple[int, ...], giver: int) -> None:
     fleet = Fleet(S.INACTIVE, S.COLOCATED, S.COLOCATED, outstanding=outstanding)
     fleet.sharing.make_room(0, 1)
-    assert [one.yielded for one in fleet.scalers] == [["m0"] if m == who else [] for m in range(3)]
+    assert [one.yielded for one in fleet.scalers] == [["m0"] if m == giver else [] for m in range(3)]
 
 
 def test_none_gives_way_while_another_does_or_to_a_model_that_has_a_replica() -> None:
