@@ -50,6 +50,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
             context.gpu.architecture, context.tensor_parallel
         ),
         eager=_eager(context) if model.enforce_eager or not model.compiled else None,
+        is_grouped=context.expert_parallel > context.tensor_parallel,
     )
 
 

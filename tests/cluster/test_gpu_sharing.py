@@ -111,7 +111,9 @@ def test_the_spares_that_have_waited_longest_go_first_and_no_more_than_asked() -
 def test_the_model_with_the_least_to_do_gives_way(outstanding: tuple[int, ...], giver: int) -> None:
     fleet = Fleet(S.INACTIVE, S.COLOCATED, S.COLOCATED, outstanding=outstanding)
     fleet.sharing.make_room(0, 1)
-    assert [one.yielded for one in fleet.scalers] == [["m0"] if m == giver else [] for m in range(3)]
+    assert [one.yielded for one in fleet.scalers] == [
+        ["m0"] if m == giver else [] for m in range(3)
+    ]
 
 
 def test_none_gives_way_while_another_does_or_to_a_model_that_has_a_replica() -> None:

@@ -1,11 +1,13 @@
 """Worlds of one group that shares experts, and of what `[engine]` and `[recovery]` say of it.
 
 One wide world in thirty, by a stream of its own, so that all others stay. Ranks are lost while the
-group stalls for another, come back while it does, and are too many to go on without.
+group stalls for another, come back while it does, and are too many to go on without. A campaign of
+lost ranks draws nothing else, and wider groups.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
@@ -21,6 +23,10 @@ _FAULTS: Final = (
     *("gpu_crash", "gpu_crash", "gpu_crash", "replica_crash", "replica_restart"),
     *("pause", "straggler", "node_crash", "kv_shrink", "freeze"),
 )
+_LOSSES: Final = frozenset({"gpu_crash", "replica_crash", "replica_restart", "node_crash"})
+"""Faults that take a rank's process away."""
+_WIDE: Final = 32
+"""Members of the widest groups, in campaigns of lost ranks alone."""
 
 
 def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
@@ -32,24 +38,9 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
 def shared_experts(rng: Rng, seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
     """The same; what came later is drawn by streams of the seed."""
     members = int(pick(rng, (2, 4, 8)))
-    tables: Tables = {
-        "seed": seed,
-        "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
-        "engine": _engine(rng, members),
-        "scheduler": {"prefix_caching": chance(rng, 0.3)},
-        "replicas": [{"count": members, "expert_parallel": members, "data_parallel_group": "a"}],
-        "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 4, "count": -(-members // 4)}],
-        "network": {},
-        "workload": {"oversized": "reject"},
-        "recovery": {},
-    }
+    tables = _group(seed, rng, members)
     if chance(rng, 0.8):
-        tables["recovery"] = {
-            "ep_fault": "mask",
-            "ep_detect_s": float(pick(rng, (0.0, 0.01, 0.2, 2.0))),
-            "ep_agree_s": float(pick(rng, (0.0, 0.05))),
-            "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
-        }
+        tables["recovery"] = _mask(rng)
     _apart(seed, tables)
     if members == 8 and chance(rng, 0.4) and "expert_gpus" not in tables["engine"]:
         _draft(rng, tables)
@@ -60,28 +51,66 @@ def shared_experts(rng: Rng, seed: int) -> tuple[Tables, list[Tables], list[Tabl
     return tables, _lines(rng), _faults(rng, members)
 
 
+def draw_lost_ranks(seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
+    """Such a world of any seed, whose group masks experts and loses at least one rank."""
+    for draw in itertools.count():
+        rng = rng_stream(seed, f"chaos lost ranks {draw}")
+        members = int(pick(rng, (2, 4, 8, _WIDE)))
+        tables = _group(seed, rng, members)
+        tables["recovery"] = _mask(rng)
+        if members == _WIDE:  # slots must be dealt evenly
+            tables["engine"]["redundant_experts"] = int(pick(rng, (0, 64)))
+        elif members == 8 and chance(rng, 0.3):
+            _draft(rng, tables)
+        elif chance(rng, 0.15):
+            tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+            tables["nodes"][0]["gpu"] = "GB200"
+        _balance(seed, tables)
+        lines, faults = _lines(rng), _faults(rng, members)
+        if any(fault["kind"] in _LOSSES for fault in faults):
+            return tables, lines, faults
+    raise AssertionError("drawn for ever")
+
+
+def _mask(rng: Rng) -> Tables:
+    """How a group goes on without a rank."""
+    return {
+        "ep_fault": "mask",
+        "ep_detect_s": float(pick(rng, (0.0, 0.01, 0.2, 2.0))),
+        "ep_agree_s": float(pick(rng, (0.0, 0.05))),
+        "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
+    }
+
+
+def _group(seed: int, rng: Rng, members: int) -> Tables:
+    """Members that share the experts of a small model."""
+    return {
+        "seed": seed,
+        "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
+        "engine": _engine(rng, members),
+        "scheduler": {"prefix_caching": chance(rng, 0.3)},
+        "replicas": [{"count": members, "expert_parallel": members, "data_parallel_group": "a"}],
+        "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 4, "count": -(-members // 4)}],
+        "network": {},
+        "workload": {"oversized": "reject"},
+        "recovery": {},
+    }
+
+
 def lost_rank(rng: Rng, tables: Tables) -> list[Tables]:
     """A group that goes on without a rank, and reads the experts of which it had no other copy."""
-    made, lines, _ = shared_experts(rng, int(tables["seed"]))
-    made["nodes"][0]["gpu"] = "H100-SXM5-80GB"
-    engine, members = made["engine"], made["replicas"][0]["count"]
+    members = int(pick(rng, (2, 4, 8)))
+    made = _group(int(tables["seed"]), rng, members)
     tables.clear()
-    tables |= {**made, "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096}}
-    for key in ("expert_gpus", "micro_batches"):
-        engine.pop(key, None)
-    engine["redundant_experts"] = 64
-    tables["replicas"][0]["expert_parallel"] = members
-    tables["scheduler"] = {"prefix_caching": chance(rng, 0.3)}
-    tables["engine"].pop("name", None)
-    tables["recovery"] = {
-        "ep_fault": "mask",
+    tables |= made
+    tables["engine"]["redundant_experts"] = 64
+    tables["recovery"] = _mask(rng) | {
         "ep_detect_s": float(pick(rng, (0.01, 0.2))),
-        "ep_agree_s": float(pick(rng, (0.0, 0.05))),
         "expert_backup": pick(rng, ("host", "peer", "disk")),
     }
     gpu = int(rng.integers(members))
     tables["faults"] = [{"kind": "gpu_crash", "at_s": 0.1, "gpu": gpu, "duration_s": 3.0}]
-    return lines[:24]
+    return _lines(rng)[:24]
 
 
 def _apart(seed: int, tables: Tables) -> None:
