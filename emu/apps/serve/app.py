@@ -248,25 +248,27 @@ class Api:
                 code="emulator_behind",
                 retry_after_s=min(60, math.ceil(lag_s)),
             )
-        asked = self._asked(request)
+        since_first_s = service.since_first_s()
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
             if failure is None:
                 raise ApiError(400, f"X-Return-Error does not know {wanted!r}")
+        elif service.failures.rules:
+            failure = service.failures.judge(self._asked(request, since_first_s))
         else:
-            failure = service.failures.judge(asked)
+            failure = None
         if failure is not None:
             service.counts.failures_returned += 1
             if failure.mode == "status" and not failure.after_tokens:
                 raise failure_error(failure)
         return failure
 
-    def _asked(self, request: HttpRequest) -> Asked:
+    def _asked(self, request: HttpRequest, since_first_s: float) -> Asked:
         """What rules of failures see of a call."""
         service = self._service
         waiting = sum(replica.view().waiting_count for replica in service.cluster.replicas)
-        return Asked(path=request.url.path, since_first_s=service.since_first_s(), waiting=waiting)
+        return Asked(path=request.scope["path"], since_first_s=since_first_s, waiting=waiting)
 
     async def _reply(
         self,
