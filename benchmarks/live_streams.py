@@ -6,8 +6,8 @@
 Starts `emu serve CONFIG` as a process of its own, keeps so many streams open for so long (each
 answer is followed by another, they begin spread over the first ten seconds), ends the server and
 prints one JSON object. `token_late_p99_ms` is the server's own count of every streamed token, from
-the instant at which it was due to the end of the turn in which it was written. The client has no
-part in it, so what the client saw stands beside: TTFT and E2E of each answer above those of the
+the instant at which it was due to the end of the loop that wrote its step's tokens. The client has
+no part in it, so what the client saw stands beside: TTFT and E2E of each answer above those of the
 emulated request. Cores are CPU time by wall time, of each of the server's processes and of the
 client, in user code and in the system.
 """

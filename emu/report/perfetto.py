@@ -35,7 +35,7 @@ import msgspec
 _PID_GATEWAY: Final = 1
 _PID_NETWORK: Final = 2
 _PID_REPLICA_0: Final = 100
-_BATCH_EVENTS: Final = 2048
+_BATCH_EVENTS: Final = 256
 
 Args = Mapping[str, object]
 

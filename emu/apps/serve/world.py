@@ -23,7 +23,6 @@ from emu.apps.serve.deliveries import hand_over, take_up
 from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
 from emu.apps.serve.statistics import Statistics
-from emu.apps.serve.token_pace import Departures
 from emu.apps.serve.traces.recorder import Recorder
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
@@ -102,7 +101,6 @@ class LiveCluster(Observer):
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
-        self.departures = Departures(self.pace.of_tokens, self.wall_late_ns)
         self.observers: list[Watching] = []
         self._choices: dict[int, Choice] = {}
         self._ending: dict[int, Choice] = {}
@@ -338,7 +336,7 @@ class LiveCluster(Observer):
         begin, add_gaps = partial(_begin, sinks, now_ns), partial(_add_gaps, sinks)
         written, woken = hand_over(takers, now_ns, begin, add_gaps)
         if written:
-            self.departures.note(now_ns, written)
+            self.pace.of_tokens.left(self.wall_late_ns(now_ns), written)
         if woken:
             self.kernel.give_way()
 

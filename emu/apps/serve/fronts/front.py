@@ -43,7 +43,7 @@ from emu.apps.serve.fronts.frames import (
 from emu.apps.serve.intake import LiveProtocol, Ticket
 from emu.apps.serve.lines import Counted, Outlet, SocketLine, count_up
 from emu.apps.serve.listening import COLLECTED_AFTER, OwnPorts, make_web_server
-from emu.apps.serve.token_pace import BUCKETS, Departures, TokenPace
+from emu.apps.serve.token_pace import BUCKETS, TokenPace
 
 _TALLY_S: Final = 0.2
 
@@ -186,7 +186,6 @@ class Front:
         """Of these, the plain streams whose tokens count."""
         self._ports: OwnPorts | None = None
         self._pace = TokenPace()
-        self._departures = Departures(self._pace, lambda due_ns: time.monotonic_ns() - due_ns)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, descriptor: int) -> None:
@@ -219,7 +218,7 @@ class Front:
         if isinstance(frame, Tokens):
             count = count_up(frame.numbers(), self.counted, frame.due_ns)
             if count:
-                self._departures.note(frame.due_ns, count)
+                self._pace.left(time.monotonic_ns() - frame.due_ns, count)
         elif isinstance(frame, Head | Body | Plain | Broken):
             answer = self._answers.get(frame.number)
             if answer is not None:
