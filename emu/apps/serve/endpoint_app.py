@@ -111,11 +111,11 @@ class EndpointApi(Api):
             ]
         return [*own, *super().operations()]
 
-    def _asked(self, request: HttpRequest, since_first_s: float) -> Asked:
+    def _asked(self, request: HttpRequest) -> Asked:
         replica = self.endpoint.replica
         return Asked(
             path=request.scope["path"],
-            since_first_s=since_first_s,
+            since_first_s=self._service.since_first_s(),
             replica=replica.replica_id,
             waiting=replica.view().waiting_count,
         )
