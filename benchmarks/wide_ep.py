@@ -38,8 +38,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     model: str = MODEL
     expert_dtype: str = ""
     """Empty: as the checkpoint has them (8-bit in blocks)."""
-    wide_attention: bool = False
-    """Matrices of attention in 16 bits."""
     kv_cache_dtype: str = "auto"
     engine: tuple[str, str] = ("sglang", "0.5.3")
     captured: int = 512
@@ -57,9 +55,6 @@ def context(
     model = lookup_model(site.model)
     if site.expert_dtype:
         model = msgspec.structs.replace(model, expert_dtype=site.expert_dtype)
-    if site.wide_attention:
-        wide = (frozenset({"mixer"}),) * model.layers
-        model = msgspec.structs.replace(model, unquantized=wide)
     return LatencyContext(
         table=RooflineTable(),
         engine=msgspec.structs.replace(engine.model, graph_tokens_max=site.captured),
@@ -153,9 +148,9 @@ _PLACED: Final = (MEASURED, 32)
 H800: Final = Site(gpu="H800")
 H200: Final = Site(gpu="H200", engine=("vllm", "0.11"))
 # SGLang ran DeepEP on GB200, over NVLink alone: a rack is one machine.
-# Their decode servers run the batches that were measured, from graphs of that size.
+# Their decode servers run the batches that were measured, from graphs of that size. What they call
+# attention in 16 or 8 bits is its KV; products are in 8 bits, as in the checkpoint.
 GB200: Final = Site(gpu="GB200", machine=72, captured=768)
-GB200_WIDE: Final = Site(gpu="GB200", machine=72, wide_attention=True, captured=768)
 GB200_FP4: Final = Site(
     gpu="GB200", machine=72, expert_dtype="nvfp4", kv_cache_dtype="fp8", captured=1408
 )
@@ -267,7 +262,7 @@ DEPLOYMENTS: Final = (
         shape=decodes(768, 2050),
         published=9_087,
         of_gpu=True,
-        site=GB200_WIDE,
+        site=GB200,
         assumed="768 sequences a GPU, 32 copies",
     ),
     Deployment(
@@ -289,7 +284,7 @@ DEPLOYMENTS: Final = (
         shape=prompts(8, 2048),
         published=18_471,
         of_gpu=True,
-        site=GB200_WIDE,
+        site=GB200,
         assumed="16,384 tokens a step, 32 copies",
     ),
     Deployment(

@@ -12,7 +12,6 @@ in replayed traces, where the length is forced).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, final
 
 if TYPE_CHECKING:
@@ -349,15 +348,12 @@ class Request:
         return self.prompt_tokens + self.output_tokens
 
 
-def plain_requests(
-    ids: list[int], arrivals_ns: list[int], prompts: list[int], outputs: list[int]
-) -> Iterator[Request]:
-    """Requests of which nothing else is known, made as they are asked for."""
-    for place, request_id in enumerate(ids):
-        yield Request(
-            request_id=request_id,
-            arrival_ns=arrivals_ns[place],
-            prompt_tokens=prompts[place],
-            output_tokens=outputs[place],
-            max_output_tokens=outputs[place],
-        )
+def plain_request(request_id: int, arrival_ns: int, prompt: int, output: int) -> Request:
+    """A request of which nothing else is known; `prompt` and `output` in tokens."""
+    return Request(
+        request_id=request_id,
+        arrival_ns=arrival_ns,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_output_tokens=output,
+    )

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 
@@ -31,9 +31,9 @@ from emu.cluster.audit import final_error, leaks, run_facts, write_results
 from emu.cluster.cluster import Cluster
 from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
-from emu.cluster.gateway import Source
+from emu.cluster.gateway import Requests
 from emu.cluster.plan import Plan, plugins_of
-from emu.cluster.ports import PLAIN, Observer, Ports
+from emu.cluster.ports import PLAIN, LiveMove, Observer, Ports, Relay, StateChange
 from emu.cluster.prepare import prepare
 from emu.cluster.recorder import Recorder
 from emu.config.schema import AstraTable, CommandTable, Config, FaultTable, LatencyTable
@@ -54,10 +54,13 @@ if TYPE_CHECKING:
 __all__ = [
     "PLAIN",
     "Cluster",
+    "LiveMove",
     "Observer",
     "Outcome",
     "Ports",
+    "Relay",
     "Requests",
+    "StateChange",
     "World",
     "asks_outside",
     "emulate",
@@ -69,15 +72,6 @@ _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigur
 _LOOK_S: Final = 0.1
 """How often what waits for a run is asked, wall time."""
 T = TypeVar("T")
-
-
-class Requests(Source, Protocol):
-    """Where the requests of a world come from."""
-
-    @property
-    def has_prefixes(self) -> bool:
-        """Whether any of them may share a prefix with another: caches are kept."""
-        ...
 
 
 class World:
@@ -116,15 +110,7 @@ class World:
         models = plan.models if len(plan.models) > 1 else ()
         self.recorder = Recorder(directory, plan.config.output, ports, models=models)
         try:
-            self.cluster = Cluster(
-                plan,
-                source,
-                self.recorder,
-                has_prefixes=source.has_prefixes,
-                kernel=kernel,
-                leap=ports.leap,
-                tokens=ports.tokens,
-            )
+            self.cluster = Cluster(plan, source, self.recorder, ports, kernel)
         except BaseException:
             self.discard()
             raise

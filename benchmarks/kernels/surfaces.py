@@ -102,6 +102,8 @@ _MARLIN: Final = "0.24.0"
 vLLM 0.18 with gpt-oss on Hopper."""
 _BEFORE_GENERATED: Final = "1.1"
 """The last release of TensorRT-LLM whose block-scaled experts on Blackwell are DeepGEMM's."""
+_OWN_GENERATED: Final = ("nvfp4",)
+"""Types of experts whose generated kernels TensorRT-LLM's own tables have on some GPUs."""
 _EAGER: Final = (
     "products-fp8",
     "products-nvfp4",
@@ -121,6 +123,7 @@ _EXPERT_TYPES: Final = {
     "fp8": "fp8",
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
+    "nvfp4_cutlass": "nvfp4",
     "int4_wo": "int4",
     "w4a16_mxfp4": "mxfp4",
     "w4a8_mxfp4_mxfp8": "mxfp4",
@@ -382,14 +385,18 @@ def surfaces_of(gpu_name: str, engine: str) -> SurfaceFile | None:
     for family, name, make in families:
         table, version = _table(system, family, engine, name)
         if table is not None:
+            if (family, engine) == ("moe", "trtllm"):
+                table = _with_backends(table)
             found |= dict(make(table))
             versions[family] = version
     if engine == "trtllm":
         found = {name: one for name, one in found.items() if name not in _EAGER}
-        blocks = _generated_experts(system)
-        if blocks is not None:
-            found |= dict(experts(blocks[0], ops))
-            versions[f"moe of fp8_block by {_LENDER}"] = blocks[1]
+        for dtype in ("fp8_block", "nvfp4"):
+            blocks = _generated_experts(system, dtype)
+            has_own = dtype in _OWN_GENERATED and f"experts-{dtype}-skewed" in found
+            if blocks is not None and not has_own:
+                found |= dict(experts(blocks[0], ops))
+                versions[f"moe of {dtype} by {_LENDER}"] = blocks[1]
     if engine == "vllm":
         _borrow(system, gpu, ops, found, versions)
     if is_tiled:
@@ -409,17 +416,28 @@ def _read_experts(system: str, engine: str, version: str) -> Any:
     return pd.read_parquet(data_folder() / system / "moe" / engine / version / "moe_perf.parquet")
 
 
-def _generated_experts(system: str) -> tuple[Any, str] | None:
-    """TensorRT-LLM's generated kernels of block-scaled experts, as SGLang calls them, and whose
+def _with_backends(table: Any) -> Any:
+    """The table with TensorRT-LLM's NVFP4 experts told apart by `moe_config.backend`: what is not
+    generated (`min_latency`) is CUTLASS, which takes twice as long with few tokens. Experts of two
+    matrices are no measure of those of three."""
+    is_narrow = table.moe_dtype == "nvfp4"
+    table = table[~(is_narrow & table.kernel_source.str.contains("nongated"))]
+    is_cutlass = is_narrow & table.kernel_source.str.contains("cutlass")
+    return table.assign(moe_dtype=table.moe_dtype.mask(is_cutlass, "nvfp4_cutlass"))
+
+
+def _generated_experts(system: str, dtype: str = "fp8_block") -> tuple[Any, str] | None:
+    """TensorRT-LLM's generated kernels of experts of a type, as SGLang calls them, and whose
     version's table it is.
 
-    TensorRT-LLM's own table on Blackwell holds DeepGEMM's, which its servers took up to 1.1.
+    TensorRT-LLM's own table on Blackwell holds DeepGEMM's of block-scaled ones, which its servers
+    took up to 1.1, and on B300 none of NVFP4.
     """
     table, version = _table(system, "moe", _LENDER, "moe_perf")
     if table is None:
         return None
     is_generated = table.kernel_source.str.contains("flashinfer_trtllm")
-    table = table[is_generated & (table.moe_dtype == "fp8_block")]
+    table = table[is_generated & (table.moe_dtype == dtype)]
     return None if table.empty else (table, version)
 
 

@@ -92,19 +92,19 @@ def as_named(spec: ModelSpec, name: str, source: str, field: str) -> ModelSpec:
         raise InputError(source, None, field, problem)
     if words == "fp8" and owner in _PER_CHANNEL:
         stored = Stored("fp8")
+    spec = msgspec.structs.replace(spec, name=name)
     if stored.weights in ("bfloat16", "float16"):
         return msgspec.structs.replace(
-            spec, name=name, dtype=stored.weights, linear_dtype="", expert_dtype="", unquantized=()
+            spec, dtype=stored.weights, linear_dtype="", expert_dtype="", unquantized=()
         )
     published = spec.linear_dtype or spec.expert_dtype
     if published and is_alike(published, stored.weights):
-        return msgspec.structs.replace(spec, name=name)
+        return spec
     if published or spec.special_layers or (words == "fp8" and owner in _PARTLY_WIDE):
         problem = f"{name!r} does not say which of its matrices are stored so; {give}"
         raise InputError(source, None, field, problem)
     return msgspec.structs.replace(
         spec,
-        name=name,
         linear_dtype=stored.weights,
         expert_dtype=stored.weights if spec.experts is not None else "",
         published_kv_dtype=stored.kv_cache,

@@ -36,15 +36,9 @@ def run_facts(cluster: Cluster) -> RunFacts:
     held = _gpu_times(cluster)
     faults, network = cluster.faults, cluster.network
     scalers = cluster.scalers
-    power, end_ns = cluster.config.power, cluster.kernel.now_ns
-    energy = None
-    if power is not None:
-        from emu.cluster.energy import energy_j  # most runs do not model it
-
-        energy = energy_j(power, cluster.plan, cluster.replicas, network.moved_bytes, end_ns)
     prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
     return RunFacts(
-        end_ns=end_ns,
+        end_ns=cluster.kernel.now_ns,
         gpu_ns=held.by_role_ns,
         idle_gpu_ns=held.idle_ns,
         peak_flops=_peak_flops(cluster),
@@ -55,7 +49,7 @@ def run_facts(cluster: Cluster) -> RunFacts:
         host_cache_bytes=_added(scaler.host_cache_bytes() for scaler in scalers),
         faults=faults.struck,
         faults_missed=faults.missed,
-        energy_j=energy,
+        energy_j=_energy_j(cluster),
         features=_feature_figures(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
@@ -145,6 +139,16 @@ class _GpuTimes(NamedTuple):
     by_role_ns: dict[str, int]
     idle_ns: int
     """Serving time in which nothing ran."""
+
+
+def _energy_j(cluster: Cluster) -> dict[str, float] | None:
+    power = cluster.config.power
+    if power is None:
+        return None
+    from emu.cluster.energy import energy_j  # most runs do not model it
+
+    moved_bytes, end_ns = cluster.network.moved_bytes, cluster.kernel.now_ns
+    return energy_j(power, cluster.plan, cluster.replicas, moved_bytes, end_ns)
 
 
 def _gpu_times(cluster: Cluster) -> _GpuTimes:

@@ -14,13 +14,12 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.names import is_import_path
 from emu.config.schema import Config
 from emu.kernel.clock import Kernel
-from emu.migration.destinations import Choosing, Destinations, OnTaken
+from emu.migration.destinations import Choosing, Destinations, OnTaken, Taken
 from emu.migration.live import LiveMigrator, LiveWorld
 from emu.migration.outbound import Kv, Outbound
 from emu.migration.ports import MigrationWorld
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.replica import Replica
-from emu.request import Request
 from emu.units import ms_to_ns
 
 if TYPE_CHECKING:
@@ -43,15 +42,8 @@ def _oddities(plan: Plan, model_name: str) -> Sequence[str]:
     return () if plan.config.autoscale is None else plan.config.autoscale.faithful
 
 
-def _note_taken(
-    kernel: Kernel,
-    history: History,
-    source: int,
-    requests: Sequence[Request],
-    uses: Sequence[tuple[int, int, int]],
-    destination: int,
-) -> None:
-    history.taken(kernel.now_ns, source, requests, uses, destination)
+def _note_taken(kernel: Kernel, history: History, taken: Taken) -> None:
+    history.taken(kernel.now_ns, taken)
 
 
 def build_watchers(
@@ -76,7 +68,6 @@ def build_watchers(
         }
         for world in worlds
     ]
-    holds_halves = ["split_lock" in _oddities(shared.plan, name) for name in shared.plan.models]
     watchers: dict[int, Watcher] = {}
     for replica, plan in zip(replicas, plans, strict=True):
         if plan.role == "colocated":
@@ -92,7 +83,7 @@ def build_watchers(
         outbound = Outbound(
             replica.replica_id,
             search,
-            _kv_of(plan, config, holds_halves=holds_halves[model]),
+            _kv_of(plan, shared.plan),
             world.next_batch_id,
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
@@ -103,17 +94,18 @@ def build_watchers(
     return watchers
 
 
-def _kv_of(plan: ReplicaPlan, config: Config, *, holds_halves: bool) -> Kv:
+def _kv_of(plan: ReplicaPlan, whole: Plan) -> Kv:
     """What its KV is like, and what moving it costs."""
+    network = whole.config.network
     return Kv(
         block_size=plan.page_tokens,
         bytes_per_token=plan.kv_bytes_per_token,
         state_bytes=plan.state_bytes,
-        layerwise=config.network.kv_transfer == "layerwise",
-        connector_ns=round(config.network.connector_us * 1000),
-        connector_block_ns=round(config.network.connector_block_us * 1000),
-        has_first_token=config.network.first_token == "decode",
-        holds_halves=holds_halves,
+        layerwise=network.kv_transfer == "layerwise",
+        connector_ns=round(network.connector_us * 1000),
+        connector_block_ns=round(network.connector_block_us * 1000),
+        has_first_token=network.first_token == "decode",
+        holds_halves="split_lock" in _oddities(whole, plan.served),
     )
 
 

@@ -6,7 +6,7 @@ carrier of transfers, and the recorder. Decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.autoscale.ports import Waiting
@@ -30,9 +30,10 @@ from emu.cluster.build_waves import join_waves
 from emu.cluster.commands import Commander, check_commands
 from emu.cluster.control_loops import Scalers
 from emu.cluster.ending import Outcome, StallGuard, ended
-from emu.cluster.gateway import Gateway, Source
+from emu.cluster.gateway import Gateway, Requests, Source
 from emu.cluster.gpu_sharing import GpuSharing
 from emu.cluster.plan import Plan, groups_of
+from emu.cluster.ports import PLAIN, LiveMove, Ports, Relay, StateChange
 from emu.cluster.recorder import Recorder
 from emu.cluster.tier_book import TierBook
 from emu.config.schema import FaultTable
@@ -69,15 +70,12 @@ class Cluster:
     def __init__(
         self,
         plan: Plan,
-        source: Source,
+        source: Requests,
         recorder: Recorder,
-        *,
-        has_prefixes: bool,
+        ports: Ports = PLAIN,
         kernel: Kernel | None = None,
-        leap: bool | None = None,
-        tokens: Callable[[int, Iterable[Request]], None] | None = None,
     ) -> None:
-        """`leap` overrides the configuration. `tokens`: see `Ports`."""
+        """`ports`: `tokens` and `leap` are read here, the others by the recorder."""
         self.plan = plan
         self.config = plan.config
         limits = plan.config.limits
@@ -86,8 +84,8 @@ class Cluster:
         self.gaps = recorder.gaps
         self.batches: BatchSink | None = recorder.batch_sink()
         self.on_formed = recorder.on_formed
-        self.streams = tokens is not None
-        self._tokens = tokens
+        self.streams = ports.tokens is not None
+        self._tokens = ports.tokens
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
         self.backends = SharedBackends()
@@ -108,8 +106,8 @@ class Cluster:
             self.tiers,
             self,
             self.own_policies,
-            has_prefixes,
-            self._leaps(leap),
+            source.has_prefixes,
+            self._leaps(ports.leap),
         )
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))
@@ -369,7 +367,7 @@ class Cluster:
         stop_ns: int,
     ) -> None:
         """A running request has moved."""
-        self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
+        self.recorder.moved_live(LiveMove(request, source, destination, started_ns, stop_ns))
 
     def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """Called only where the history or the port wants every token."""
@@ -383,7 +381,7 @@ class Cluster:
         pool = self.pool_of[replica.replica_id]
         self._draining = None
         pool.replica_moved()
-        self.recorder.moved(replica, before, writer, cause, at_ns)
+        self.recorder.moved(StateChange(replica, before, writer, cause, at_ns))
         pool.relay.on_moved(replica.replica_id, before, replica.state)
         self.sharing.on_moved(replica, before)
         pool.scaler.on_moved(replica, before, writer)
@@ -395,7 +393,7 @@ class Cluster:
         self, source: ReplicaHandle, old: ReplicaHandle, requests: list[Request], start_layer: int
     ) -> None:
         """A batch has been handed to a helper."""
-        self.recorder.relayed(source, old, requests, start_layer, self.kernel.now_ns)
+        self.recorder.relayed(Relay(source, old, requests, start_layer, self.kernel.now_ns))
 
     def _released(self, request: Request) -> None:
         self.recorder.released(request)

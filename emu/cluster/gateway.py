@@ -47,6 +47,15 @@ class Source(Protocol):
         ...
 
 
+class Requests(Source, Protocol):
+    """Where the requests of a world come from."""
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether any of them may share a prefix with another: caches are kept."""
+        ...
+
+
 def unservable(request: Request, longest: int, prompt_max: int) -> str:
     """Why a request is refused whatever the cluster does; empty if it is not. (422.)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from emu.cluster.ports import Observer, wishes
-from emu.replica.states import ReplicaState, Writer
+from emu.cluster.ports import LiveMove, Observer, StateChange, wishes
 from emu.replica.view import ReplicaHandle
 from emu.report.history import History
 from emu.request import Request
@@ -62,23 +61,16 @@ class HistoryObserver(Observer):
     ) -> None:
         """A migration has ended."""
         rows = [request.row for request in batch.requests]
-        self._note_move(rows, source, destination, ended_ns, {"kv_bytes": batch.kv_bytes})
+        what = {"rows": rows, "kv_bytes": batch.kv_bytes}
+        self._note_move(source, destination, ended_ns, what)
 
-    def moved_live(
-        self,
-        request: Request,
-        source: ReplicaHandle,
-        destination: ReplicaHandle,
-        started_ns: int,
-        stop_ns: int,
-    ) -> None:
+    def moved_live(self, move: LiveMove) -> None:
         """A running request has moved."""
-        at_ns = source.clock.now_ns
-        self._note_move([request.row], source, destination, at_ns, {"live": True})
+        what = {"rows": [move.request.row], "live": True}
+        self._note_move(move.source, move.destination, move.source.clock.now_ns, what)
 
     def _note_move(
         self,
-        rows: Sequence[int],
         source: ReplicaHandle,
         destination: ReplicaHandle,
         at_ns: int,
@@ -89,16 +81,14 @@ class HistoryObserver(Observer):
             "migrated",
             source=source.replica_id,
             destination=destination.replica_id,
-            rows=rows,
             **what,
         )
 
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
-        what = {"from": before.value, "to": replica.state.value, "writer": writer}
-        self._history.add(at_ns, "state", replica=replica.replica_id, **what)
+        replica, writer = change.replica, change.writer
+        what = {"from": change.before.value, "to": replica.state.value, "writer": writer}
+        self._history.add(change.at_ns, "state", replica=replica.replica_id, **what)
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a command, a load that is complete."""

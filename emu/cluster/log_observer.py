@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from emu.cluster.ports import Observer, wishes
+from emu.cluster.ports import LiveMove, Observer, Relay, StateChange, wishes
 from emu.log import Log
-from emu.replica.states import ReplicaState, Writer
 from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.scheduling.base import Batch
@@ -165,51 +164,35 @@ class LogObserver(Observer):
             took_ns=ended_ns - batch.started_ns,
         )
 
-    def moved_live(
-        self,
-        request: Request,
-        source: ReplicaHandle,
-        destination: ReplicaHandle,
-        started_ns: int,
-        stop_ns: int,
-    ) -> None:
+    def moved_live(self, move: LiveMove) -> None:
         """A running request has moved."""
         self._log.event(
             "request.moved_live",
-            request_id=request.request_id,
-            source_id=source.replica_id,
-            destination_id=destination.replica_id,
-            stop_ns=stop_ns,
+            request_id=move.request.request_id,
+            source_id=move.source.replica_id,
+            destination_id=move.destination.replica_id,
+            stop_ns=move.stop_ns,
         )
 
-    def relayed(
-        self,
-        source: ReplicaHandle,
-        old: ReplicaHandle,
-        requests: list[Request],
-        start_layer: int,
-        at_ns: int,
-    ) -> None:
+    def relayed(self, relay: Relay) -> None:
         """A helper got a batch."""
         self._log.event(
             "batch.relayed",
-            request_ids=[request.request_id for request in requests],
-            source_id=source.replica_id,
-            helper_id=old.replica_id,
-            start_layer=start_layer,
+            request_ids=[request.request_id for request in relay.requests],
+            source_id=relay.source.replica_id,
+            helper_id=relay.old.replica_id,
+            start_layer=relay.start_layer,
         )
 
     # Replicas and the timeline
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
         self._log.event(
             "replica.moved",
-            replica_id=replica.replica_id,
-            **{"from": before.value, "to": replica.state.value},
-            writer=writer,
-            cause=cause,
+            replica_id=change.replica.replica_id,
+            **{"from": change.before.value, "to": change.replica.state.value},
+            writer=change.writer,
+            cause=change.cause,
         )
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:

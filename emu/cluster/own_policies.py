@@ -54,9 +54,9 @@ class OwnPolicies:
         self._kernel = kernel
         self._replicas = replicas
         self._watchers = watchers
-        self._objectives = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
-        self.books = Books(self._objectives, (slo.ttft_base_ms, slo.ttft_ms_per_token))
-        self._seed = config.seed
+        self.objectives_ms = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
+        self.books = Books(self.objectives_ms, (slo.ttft_base_ms, slo.ttft_ms_per_token))
+        self.seed = config.seed
         self._costs: dict[tuple[int, ...], int] = {}
         self._delay_ns = ms_to_ns(config.router.signal_delay_ms)
         scaling = config.autoscale
@@ -78,22 +78,10 @@ class OwnPolicies:
 
         Raises InputError.
         """
-        is_planner = key == _OF_PLANNERS
-        delay_ns = self._metrics_delay_ns if is_planner else self._delay_ns
-        if replica_id >= 0:
-            delay_ns = 0  # a part of the engine sees its own replica as it is
-        self._kept_ns = max(self._kept_ns, delay_ns)
-        context = Context(
-            self,
-            key=key,
-            seed=self._seed,
-            delay_ns=delay_ns,
-            is_late=is_planner,
-            objectives_ms=self._objectives,
-            replica_id=replica_id,
-        )
+        load_ns, late_ns = self.delays_ns(key, replica_id)
+        self._kept_ns = max(self._kept_ns, load_ns)
+        context = Context(self, key, replica_id)
         made = make_own(path, key, own, *arguments, context=context)
-        late_ns = delay_ns if is_planner else 0
         for name, calls in (
             ("on_arrival", self._arrival_calls),
             ("on_completion", self._end_calls),
@@ -105,6 +93,14 @@ class OwnPolicies:
                     raise InputError("config", None, key, problem)
                 calls.append((call, late_ns))
         return made
+
+    def delays_ns(self, key: str, replica_id: int) -> tuple[int, int]:
+        """Ages of the load and of the gateway's figures as a policy under this key sees them."""
+        if replica_id >= 0:
+            return 0, 0  # a part of the engine sees its own replica as it is
+        if key == _OF_PLANNERS:
+            return self._metrics_delay_ns, self._metrics_delay_ns
+        return self._delay_ns, 0
 
     def admission(self) -> OwnAdmission | None:
         """The policy that `router.admission` names."""

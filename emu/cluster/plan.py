@@ -292,6 +292,10 @@ class Machines(NamedTuple):
         """The machine that a GPU is in."""
         return self.topology.machines[self.topology.gpus[gpu].machine]
 
+    def gpu_of(self, machine: Machine) -> GpuSpec:
+        """What its GPUs are."""
+        return self.gpus_of_nodes[machine.table]
+
 
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
     """Resolve a configuration. Raises InputError naming the key that is wrong, and its line.
@@ -353,9 +357,8 @@ def _replicas_of(
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = machines.of(gpus[0])
-        gpu = machines.gpus_of_nodes[machine.table]
         if machine.table not in divided:
-            divided[machine.table] = divide_memory(group, gpu)
+            divided[machine.table] = divide_memory(group, machines.gpu_of(machine))
         part = divided[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
@@ -363,7 +366,7 @@ def _replicas_of(
             role=table.role,
             gpus=tuple(gpus),
             machine=machine.index,
-            gpu=gpu,
+            gpu=machines.gpu_of(machine),
             node=group.config.nodes[machine.table],
             model=group.model,
             dtype=group.model_table.dtype,

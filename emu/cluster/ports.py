@@ -23,6 +23,42 @@ if TYPE_CHECKING:
     from emu.report.timeseries import Sample
 
 
+class StateChange(NamedTuple):
+    """A replica has changed its state, from `before` to the one that it has now."""
+
+    replica: ReplicaHandle
+    before: ReplicaState
+    writer: Writer
+    cause: str
+    at_ns: int
+
+
+class LiveMove(NamedTuple):
+    """A running request went from one replica to another; for `stop_ns` it stood still."""
+
+    request: Request
+    source: ReplicaHandle
+    destination: ReplicaHandle
+    started_ns: int
+    stop_ns: int
+
+
+class Relay(NamedTuple):
+    """A helper (`old`) got a batch of which `start_layer` layers are done."""
+
+    source: ReplicaHandle
+    old: ReplicaHandle
+    requests: list[Request]
+    start_layer: int
+    at_ns: int
+
+    @property
+    def text(self) -> str:
+        """What the timeline says of it."""
+        ids = " ".join(str(request.request_id) for request in self.requests)
+        return f"to replica {self.old.replica_id} after {self.start_layer} layers: requests {ids}"
+
+
 class Observer:
     """Hears of everything and does nothing: a class of it overrides what it wants to know.
 
@@ -53,29 +89,13 @@ class Observer:
     ) -> None:
         """A migration has ended: the KV of the batch is at its destination."""
 
-    def moved_live(
-        self,
-        request: Request,
-        source: ReplicaHandle,
-        destination: ReplicaHandle,
-        started_ns: int,
-        stop_ns: int,
-    ) -> None:
-        """A running request went from one replica to another; for `stop_ns` it stood still."""
+    def moved_live(self, move: LiveMove) -> None:
+        """A running request went from one replica to another."""
 
-    def relayed(
-        self,
-        source: ReplicaHandle,
-        old: ReplicaHandle,
-        requests: list[Request],
-        start_layer: int,
-        at_ns: int,
-    ) -> None:
-        """A helper (`old`) got a batch of which `start_layer` layers are done."""
+    def relayed(self, relay: Relay) -> None:
+        """A helper got a batch of which some layers are done."""
 
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
@@ -125,9 +145,3 @@ def wishes(request: Request) -> dict[str, object]:
     if request.model:
         found["model"] = request.model
     return found
-
-
-def relay_text(old: ReplicaHandle, requests: Sequence[Request], start_layer: int) -> str:
-    """What the timeline says of a batch that a helper got."""
-    ids = " ".join(str(request.request_id) for request in requests)
-    return f"to replica {old.replica_id} after {start_layer} layers: requests {ids}"

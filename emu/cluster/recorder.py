@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from emu.cluster.gateway import Gateway
-from emu.cluster.ports import PLAIN, Observer, Ports, relay_text
+from emu.cluster.ports import PLAIN, LiveMove, Observer, Ports, Relay, StateChange
 from emu.config.schema import OutputTable
 from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
-from emu.replica.states import ReplicaState, Writer
+from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.report.itl import GapLog
 from emu.report.model_figures import ModelLog
@@ -161,15 +161,14 @@ class Recorder:
         for observer in self._observers:
             observer.rerouted(request, at_ns)
 
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
         self._have_moved = True
-        after = replica.state.value
-        self.transitions.record(at_ns, replica.replica_id, before.value, after, writer, cause)
+        replica, old = change.replica, change.before.value
+        new, writer = replica.state.value, change.writer
+        self.transitions.record(change.at_ns, replica.replica_id, old, new, writer, change.cause)
         for observer in self._observers:
-            observer.moved(replica, before, writer, cause, at_ns)
+            observer.moved(change)
 
     def transferred(
         self,
@@ -182,32 +181,18 @@ class Recorder:
         for observer in self._observers:
             observer.transferred(batch, source, destination, ended_ns)
 
-    def moved_live(
-        self,
-        request: Request,
-        source: ReplicaHandle,
-        destination: ReplicaHandle,
-        started_ns: int,
-        stop_ns: int,
-    ) -> None:
+    def moved_live(self, move: LiveMove) -> None:
         """A running request went from one replica to another."""
         self.live_migrations += 1
         for observer in self._observers:
-            observer.moved_live(request, source, destination, started_ns, stop_ns)
+            observer.moved_live(move)
 
-    def relayed(
-        self,
-        source: ReplicaHandle,
-        old: ReplicaHandle,
-        requests: list[Request],
-        start_layer: int,
-        at_ns: int,
-    ) -> None:
+    def relayed(self, relay: Relay) -> None:
         """A helper got a batch of which `start_layer` layers are done."""
-        text = relay_text(old, requests, start_layer)
-        self.marks.record(at_ns, "relay", f"replica {source.replica_id}", text)
+        target = f"replica {relay.source.replica_id}"
+        self.marks.record(relay.at_ns, "relay", target, relay.text)
         for observer in self._observers:
-            observer.relayed(source, old, requests, start_layer, at_ns)
+            observer.relayed(relay)
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a load that is complete: what explains the timeline."""

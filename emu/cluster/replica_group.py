@@ -240,16 +240,14 @@ def _divided_by_vidur(
     from emu.kv.vidur_memory import vidur_plan
 
     reserved = scheduler if isinstance(scheduler, ReservedTable) else None
-    memory, batch = vidur_plan(
-        group.model,
-        gpu.memory_gib,
+    demand = Demand(
         tp=group.table.tensor_parallel,
         pp=group.table.pipeline_parallel,
-        max_tokens=group.max_model_tokens if reserved is None else reserved.max_tokens,
         block_size=scheduler.block_size,
-        margin=margin,
-        source=group.place,
+        utilization=1 - margin,
     )
+    max_tokens = group.max_model_tokens if reserved is None else reserved.max_tokens
+    memory, batch = vidur_plan(group.model, gpu.memory_gib, demand, max_tokens, group.place)
     if reserved is not None:
         cap = min(reserved.batch_size_cap, batch)
         scheduler = msgspec.structs.replace(reserved, batch_size_cap=cap)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from emu.cluster.ports import Observer, relay_text
-from emu.replica.states import ReplicaState, Writer
+from emu.cluster.ports import LiveMove, Observer, Relay, StateChange
 from emu.replica.view import ReplicaHandle
 from emu.report.trace_sink import TraceSink
 from emu.request import Request
@@ -47,35 +46,19 @@ class TraceObserver(Observer):
         """A migration has ended."""
         self._trace.transfer(batch, source, destination, ended_ns)
 
-    def moved_live(
-        self,
-        request: Request,
-        source: ReplicaHandle,
-        destination: ReplicaHandle,
-        started_ns: int,
-        stop_ns: int,
-    ) -> None:
+    def moved_live(self, move: LiveMove) -> None:
         """A running request has moved."""
-        self._trace.moved_live(request, source, destination, started_ns, stop_ns)
+        self._trace.moved_live(*move)
 
-    def relayed(
-        self,
-        source: ReplicaHandle,
-        old: ReplicaHandle,
-        requests: list[Request],
-        start_layer: int,
-        at_ns: int,
-    ) -> None:
+    def relayed(self, relay: Relay) -> None:
         """A helper got a batch."""
-        text = relay_text(old, requests, start_layer)
-        self._trace.mark(at_ns, source.replica_id, "relay", text)
+        self._trace.mark(relay.at_ns, relay.source.replica_id, "relay", relay.text)
 
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
-        name = f"{before.value} -> {replica.state.value}"
-        self._trace.mark(at_ns, replica.replica_id, name, cause)
+        replica = change.replica
+        name = f"{change.before.value} -> {replica.state.value}"
+        self._trace.mark(change.at_ns, replica.replica_id, name, change.cause)
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a command, a load that is complete."""

@@ -99,7 +99,6 @@ def expand_models(config: Config) -> Config:
     wanted = _counts(config)
     placed = _placed(config, wanted)
     assert placed is not None  # `fleet_problems` has looked
-    shared = is_scaled(config.autoscale)
     tables: list[ReplicaTable] = []
     for index, model in enumerate(config.models):
         serving: set[int] = set()
@@ -107,16 +106,16 @@ def expand_models(config: Config) -> Config:
             slots = placed[index, role]
             serving.update(gpu for slot in slots for gpu in slot)
             if slots:
-                tables.append(_table(model, role, slots, shared=shared))
-        if shared:
+                tables.append(_table(config, model, role, slots))
+        if is_scaled(config.autoscale):
             rest = [s for s in _slots(config, model) if not serving.intersection(s)]
             if rest:
-                tables.append(_table(model, "inactive", rest, shared=True))
+                tables.append(_table(config, model, "inactive", rest))
     return msgspec.structs.replace(config, replicas=tables)
 
 
 def _table(
-    model: ServedModelTable, role: str, slots: Sequence[Sequence[int]], *, shared: bool
+    config: Config, model: ServedModelTable, role: str, slots: Sequence[Sequence[int]]
 ) -> ReplicaTable:
     given = msgspec.structs.asdict(model)
     keys: Document = {
@@ -129,7 +128,7 @@ def _table(
         count=len(slots),
         tensor_parallel=model.tensor_parallel,
         gpus=[gpu for slot in slots for gpu in slot],
-        shared=shared,
+        shared=is_scaled(config.autoscale),
         model=keys,
         engine=dict(model.engine),
         scheduler=dict(model.scheduler),

@@ -71,6 +71,8 @@ class Recovery:
         """Replicas whose role a spare has taken: spares themselves, once they are back."""
         self._role_at_crash: dict[int, Role] = {}
         self._loads: dict[int, int] = {}
+        self._retrying: set[int] = set()
+        """Replicas whose load was given up, and which load again after a while."""
         self.ranks: RankLoss | None = None
         """Groups that go on without a lost rank; None = none does."""
         if self.table.ep_fault == "mask":
@@ -124,10 +126,11 @@ class Recovery:
         self.crashes += 1
         self.has_lost_capacity = True
         role = _ROLE_OF.get(before)
-        if role is None:
-            self._role_at_crash.pop(replica.replica_id, None)
-        else:
+        if role is not None:
             self._role_at_crash[replica.replica_id] = role
+        elif replica.replica_id not in self._retrying:  # else it was about to load for its role
+            self._role_at_crash.pop(replica.replica_id, None)
+        self._retrying.discard(replica.replica_id)
         lost: list[Request] = []
         replica.actor.tell(Crashed(lost=lost))
         lost += self._lose_relay(replica)
@@ -278,9 +281,16 @@ class Recovery:
         if self.ranks is not None:
             self.ranks.on_moved(replica, before)
         if before in LOADING and replica.state is S.INACTIVE:
-            kernel = self.cluster.kernel
+            kernel, incarnation = self.cluster.kernel, replica.incarnation
+            self._retrying.add(replica.replica_id)
+
+            def again() -> None:
+                if replica.incarnation == incarnation:
+                    self._retrying.discard(replica.replica_id)
+                    self._load(replica)
+
             later_ns = kernel.now_ns + max(1, s_to_ns(self.table.restart_s))
-            kernel.call_at(later_ns, PRIORITY_WORLD, lambda: self._load(replica))
+            kernel.call_at(later_ns, PRIORITY_WORLD, again)
         elif self.table.drain_grace_s and replica.state in DRAINING:
             kernel, since_ns = self.cluster.kernel, replica.state_since_ns
             state = replica.state

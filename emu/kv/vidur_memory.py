@@ -10,7 +10,7 @@ import math
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
-from emu.kv.memory import MemoryPlan
+from emu.kv.memory import PLAIN, Demand, MemoryPlan
 from emu.units import GIB, ceil_div
 
 
@@ -29,27 +29,24 @@ def vidur_layer_params(spec: ModelSpec, tp: int = 1) -> int:
 def vidur_plan(
     spec: ModelSpec,
     memory_gib: float,
-    *,
-    tp: int = 1,
-    pp: int = 1,
+    asked: Demand = PLAIN,
     max_tokens: int = 4096,
-    block_size: int = 16,
-    margin: float = 0.1,
     source: str = "memory",
 ) -> tuple[MemoryPlan, int]:
     """KV blocks by Vidur's rule, and the requests of a batch that have a slot of `max_tokens`.
 
-    Half precision, whatever the model has.
+    Half precision, whatever the model has. Of `asked` it reads `tp`, `pp`, `block_size` and
+    `utilization`.
 
     The KV of a slot counts all layers even when a stage holds a part of them, and the slots are
     multiplied by the stages afterwards; the factors cancel, the floor between them does not.
     InputError (at `source`): not one request fits.
-    `margin` is the part of the memory that stays free.
     """
+    tp, pp = asked.tp, asked.pp
     weights = 2 * vidur_layer_params(spec, tp) * (spec.layers // pp)
     head_dim = spec.hidden // spec.heads
     per_token = 4 * head_dim * ceil_div(spec.kv_heads, tp) * spec.layers
-    usable = memory_gib * GIB * (1 - margin)
+    usable = memory_gib * GIB * asked.utilization
     batch = math.floor((usable - weights) / (per_token * max_tokens))
     if batch < 1:
         raise InputError(
@@ -67,9 +64,9 @@ def vidur_plan(
         kv_dtype="float16",
         kv_bytes_token_rank=per_token,
         kv_bytes_token=sizes.kv_bytes_per_token(spec, "float16"),
-        kv_bytes_block_rank=per_token * block_size,
+        kv_bytes_block_rank=per_token * asked.block_size,
         kv_bytes_rank=int(usable) - weights,
-        block_size=block_size,
-        num_blocks=max_tokens // block_size * batch * pp,
+        block_size=asked.block_size,
+        num_blocks=max_tokens // asked.block_size * batch * pp,
     )
     return plan, batch

@@ -210,6 +210,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """The file of measured surfaces that correct the formulas (`GPU.engine`); empty = none."""
     marlin: bool = False
     """Experts of MXFP4 run the kernel of plain 4-bit weights, which widens them to 16 bits."""
+    cutlass: bool = False
+    """Experts of NVFP4 run CUTLASS's kernels where the engine has two (TensorRT-LLM)."""
+    generated: bool = False
+    """Dense products of block-scaled fp8 run TensorRT-LLM's generated kernel (FlashInfer's)."""
 
     def product(self, dtype: str, units: str) -> Products:
         """Coefficients of dense products with weights of a type, multiplied by such units."""

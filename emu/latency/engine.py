@@ -79,6 +79,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_sequence_ns: int = 8_000
     host_prompt_ns: int = 50_000
     """For each prompt chunk: its blocks and tables are new."""
+    host_group_ns: int = 0
+    """More where experts are shared: ranks agree on the sizes of their batches in each step."""
     launch_ns: int = 6_000
     """One kernel launched by the host in an eager step."""
     layer_launches: int = 10
@@ -215,6 +217,7 @@ def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
             "host_step_ns",
             "host_sequence_ns",
             "host_prompt_ns",
+            "host_group_ns",
             "launch_ns",
             "eager_call_ns",
         ),

@@ -34,14 +34,16 @@ class EngineSteps:
         overlapped: bool,
         fused_bytes_max: int = 0,
         eager: EagerCalls | None = None,
+        is_grouped: bool = False,
     ) -> None:
         """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`).
+        `is_grouped`: ranks agree on each step (`EngineModel.host_group_ns`).
         `fused_bytes_max`: the largest all-reduce that is one kernel with the norm after it.
         `eager`: what the host calls in each step; None = steps are compiled and captured.
         """
         self.model = model
         # Asked for in every step: a compiled build reads its own fields faster than a Struct's.
-        self._host_step_ns = model.host_step_ns
+        self._host_step_ns = model.host_step_ns + (model.host_group_ns if is_grouped else 0)
         self._host_sequence_ns = model.host_sequence_ns
         self._host_prompt_ns = model.host_prompt_ns
         self._step_ns = model.step_ns
@@ -80,7 +82,7 @@ class EngineSteps:
         model = self.model
         shows = not self._overlapped
         return HostCosts(
-            step_ns=model.step_ns + (model.host_step_ns if shows else 0),
+            step_ns=model.step_ns + (self._host_step_ns if shows else 0),
             sequence_ns=model.host_sequence_ns if shows else 0,
             graph_layer_ns=model.graph_layer_ns,
             launched_layer_ns=model.graph_layer_ns,

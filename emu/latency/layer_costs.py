@@ -5,7 +5,7 @@ For T tokens in the batch. Values are integer ns by component, so that sums are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from emu.latency.experts.parts import LayerParts
     from emu.latency.experts.routed import RoutedExperts
     from emu.latency.moe_gate import Gate
+
+
+_LATENT_KERNELS: Final = 6
+"""Norms of both latents, two quantizations of inputs, a copy, the second product."""
+_QUANTIZATIONS: Final = 2
+"""Of the inputs of an expert that all tokens pass."""
 
 
 class TokenCost(NamedTuple):
@@ -70,6 +76,8 @@ class LayerCosts:
         self.spec = spec
         self.gate = gate
         self.routed = routed
+        self._is_timed_alone = routed is not None and routed.exchanges
+        """Products are those of `experts/deepgemm.py`, without the kernels between them."""
         self.ops = ops
         self.collective_ns = collective_ns
         self.tp = tp
@@ -125,6 +133,10 @@ class LayerCosts:
         total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        if self._is_timed_alone:
+            # What goes into the latent space and out of it are two products, of 16 bits.
+            total += _LATENT_KERNELS * self.ops.element_s
+            total += expanded * mla.kv_lora_rank / self.ops.memory_rate
         return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
 
     def _mlp_s(self, tokens: int, ffn: int) -> float:
@@ -201,7 +213,10 @@ class LayerCosts:
     def shared_s(self, tokens: int) -> float:
         """Experts that every token passes."""
         moe = self.spec.experts
-        return self._mlp_s(tokens, moe.shared_ffn) if moe is not None and moe.shared_ffn else 0.0
+        if moe is None or not moe.shared_ffn:
+            return 0.0
+        between_s = _QUANTIZATIONS * self.ops.element_s if self._is_timed_alone else 0.0
+        return self._mlp_s(tokens, moe.shared_ffn) + between_s
 
     def _layer_collectives_ns(self, tokens: int, stream_bytes: int, is_moe: bool) -> int:
         total = 0

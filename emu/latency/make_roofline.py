@@ -50,6 +50,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
             context.gpu.architecture, context.tensor_parallel
         ),
         eager=_eager(context) if model.enforce_eager or not model.compiled else None,
+        is_grouped=context.expert_parallel > context.tensor_parallel,
     )
 
 
@@ -68,7 +69,12 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
 def _changed(kernels: Kernels, table: RooflineTable) -> Kernels:
     """An engine's kernels as `[latency]` changes them."""
     found = scaled(kernels, table.compute_efficiency, table.memory_efficiency)
-    return msgspec.structs.replace(found, marlin=table.mxfp4_experts == "marlin")
+    return msgspec.structs.replace(
+        found,
+        marlin=table.mxfp4_experts == "marlin",
+        cutlass=table.nvfp4_experts == "cutlass",
+        generated=table.fp8_block_products == "flashinfer",
+    )
 
 
 def _fuses_shared(context: LatencyContext) -> bool:

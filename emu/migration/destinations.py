@@ -11,6 +11,7 @@ search.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from emu.kernel.natives import heapify, heappop, heapreplace
 from emu.migration.ports import MigrationWorld
@@ -19,8 +20,18 @@ from emu.policy.own import OwnPlacement
 from emu.replica.view import ReplicaHandle, View
 from emu.request import Request
 
-OnTaken = Callable[[int, Sequence[Request], Sequence[tuple[int, int, int]], int], None]
-"""Told of (source, requests, open replicas with blocks in use and blocks, destination)."""
+
+class Taken(NamedTuple):
+    """KV that leaves a replica has found a destination."""
+
+    source: int
+    requests: Sequence[Request]
+    uses: Sequence[tuple[int, int, int]]
+    """Replicas that were open, with blocks in use and blocks."""
+    destination: int
+
+
+OnTaken = Callable[[Taken], None]
 
 
 class Choosing:
@@ -93,7 +104,7 @@ class Destinations:
                 if world.scarce_decode:
                     world.searched(is_found=True)
                 if self._on_taken is not None:
-                    self._on_taken(source.replica_id, requests, uses, replica.replica_id)
+                    self._on_taken(Taken(source.replica_id, requests, uses, replica.replica_id))
                 return replica.replica_id
             replica.lock.release(self._holder)
         world.searched(is_found=False)

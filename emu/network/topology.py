@@ -269,23 +269,21 @@ class _Builder:
         self._domain = -1
 
     def add_machine(self, table: int, position: int, node: NodeTable, figures: GpuFigures) -> None:
-        index = len(self.machines)
         host_rate = max(1, round(node.host_memory_gbytes_per_s * 1e9))
         host_latency_ns = node.host_memory_latency_ns
-        owner = f"machine{index}"
+        owner = f"machine{len(self.machines)}"
         first_gpu = len(self.gpus)
-        self.machines.append(
-            Machine(
-                index=index,
-                table=table,
-                leaf=node.leaf,
-                gpus=tuple(range(first_gpu, first_gpu + node.gpus)),
-                host_read=self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns),
-                host_write=self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns),
-                cxl_read=self._cxl(owner, LinkKind.CXL_READ, node),
-                cxl_write=self._cxl(owner, LinkKind.CXL_WRITE, node),
-            )
+        machine = Machine(
+            index=len(self.machines),
+            table=table,
+            leaf=node.leaf,
+            gpus=tuple(range(first_gpu, first_gpu + node.gpus)),
+            host_read=self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns),
+            host_write=self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns),
+            cxl_read=self._cxl(owner, LinkKind.CXL_READ, node),
+            cxl_write=self._cxl(owner, LinkKind.CXL_WRITE, node),
         )
+        self.machines.append(machine)
         pcie = (-1, -1)
         domain_gpus = node.nvlink_domain or node.gpus
         for slot in range(node.gpus):
@@ -293,7 +291,7 @@ class _Builder:
                 pcie = self._pcie(node, figures)
             if (position * node.gpus + slot) % domain_gpus == 0:
                 self._domain += 1
-            self.gpus.append(self._gpu(index, node, figures, pcie))
+            self.gpus.append(self._gpu(machine, node, figures, pcie))
 
     def _cxl(self, owner: str, kind: LinkKind, node: NodeTable) -> int:
         """A link of the pool of a machine; -1 without one."""
@@ -320,10 +318,9 @@ class _Builder:
         )
 
     def _gpu(
-        self, machine: int, node: NodeTable, figures: GpuFigures, pcie: tuple[int, int]
+        self, machine: Machine, node: NodeTable, figures: GpuFigures, pcie: tuple[int, int]
     ) -> Gpu:
-        index = len(self.gpus)
-        owner = f"gpu{index}"
+        owner = f"gpu{len(self.gpus)}"
         nic_rate, nic_latency_ns = _rate(node.nic_gbps), round(node.nic_latency_us * NS_PER_US)
         nvlink_gbps = figures.nvlink_gbps if node.nvlink_gbps < 0 else node.nvlink_gbps
         nvlink = (-1, -1)
@@ -333,9 +330,9 @@ class _Builder:
                 self._link(owner, LinkKind.NVLINK_IN, _rate(nvlink_gbps)),
             )
         return Gpu(
-            index=index,
+            index=len(self.gpus),
             kind=figures.name,
-            machine=machine,
+            machine=machine.index,
             nvlink_domain=self._domain,
             nic_out=self._link(owner, LinkKind.NIC_OUT, nic_rate, nic_latency_ns),
             nic_in=self._link(owner, LinkKind.NIC_IN, nic_rate, nic_latency_ns),

@@ -31,6 +31,13 @@ class Watched(Protocol):
     """What a context asks of the world."""
 
     books: Books
+    seed: int
+    objectives_ms: tuple[float, float, float]
+    """TTFT, TPOT and E2E of [slo]; 0 = none."""
+
+    def delays_ns(self, key: str, replica_id: int) -> tuple[int, int]:
+        """Ages of the load and of the gateway's figures as a policy under this key sees them."""
+        ...
 
     @property
     def now_ns(self) -> int:
@@ -70,26 +77,13 @@ class Watched(Protocol):
 class Context:
     """Time, chance, and what the control plane sees."""
 
-    def __init__(
-        self,
-        watched: Watched,
-        *,
-        key: str,
-        seed: int,
-        delay_ns: int,
-        is_late: bool,
-        objectives_ms: tuple[float, float, float] = (0.0, 0.0, 0.0),
-        replica_id: int = -1,
-    ) -> None:
-        """`delay_ns`: age of the load. `is_late`: figures of the gateway are as old, too."""
+    def __init__(self, watched: Watched, key: str, replica_id: int) -> None:
         name = f"plugin.{key}" if replica_id < 0 else f"plugin.{key}.{replica_id}"
         self._watched = watched
-        self._delay_ns = delay_ns
-        self._figures_delay_ns = delay_ns if is_late else 0
-        self._key = key
-        self._stream = (seed, name)
+        self._delay_ns, self._figures_delay_ns = watched.delays_ns(key, replica_id)
+        self._stream = (watched.seed, name)
         self._rng: np.random.Generator | None = None
-        self.objectives_ms = objectives_ms
+        self.objectives_ms = watched.objectives_ms
         """TTFT, TPOT and E2E of [slo]; 0 = none."""
         self.replica_id = replica_id
         """Whose scheduler or eviction it is; -1 = of no replica in particular."""

@@ -78,7 +78,7 @@ def overlaid_cdfs(runs: Sequence[RunData]) -> list[Chart]:
     for metric in LATENCY_NAMES:
         curves = [(name, *latency_cdf(run, metric)) for name, run in zip(names, runs, strict=True)]
         limits = {limits_ms(run).get(metric) for run in runs}
-        chart = cdf_chart(metric, curves, limits.pop() if len(limits) == 1 else None, 320)
+        chart = cdf_chart(metric, curves, limits.pop() if len(limits) == 1 else None)
         if chart is not None:
             charts.append(chart)
     return charts

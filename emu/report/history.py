@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from emu.autoscale.kv_reject import Use
     from emu.autoscale.snapshot import Snapshot
     from emu.latency.ends import Ends
+    from emu.migration.destinations import Taken
     from emu.network.carrier import Carried
     from emu.network.flows import Parts, TransferSpec
     from emu.network.topology import Topology
@@ -78,7 +79,8 @@ class History:
         first_layer: int,
     ) -> None:
         """A replica has formed a batch; `first_layer`: another one has run the layers before."""
-        what: dict[str, object] = {}
+        rows = [[request.row, before, new] for request, before, new in members]
+        what: dict[str, object] = {"members": rows}
         if batch.preempted:
             what["preempted"] = [request.row for request in batch.preempted]
         if batch.recalls:
@@ -91,14 +93,7 @@ class History:
             what["verified"] = [verify.count, verify.tokens, verify.context_sum]
         if first_layer:
             what["first_layer"] = first_layer
-        self.add(
-            at_ns,
-            "batch",
-            replica=replica,
-            batch=batch.batch_id,
-            members=[[request.row, before, new] for request, before, new in members],
-            **what,
-        )
+        self.add(at_ns, "batch", replica=replica, batch=batch.batch_id, **what)
 
     def began(self, at_ns: int, replica: int, batch: Batch, wave_wait_ns: int) -> None:
         """What the batch waited for is there: it runs from now on."""
@@ -180,24 +175,17 @@ class History:
             ],
         )
 
-    def taken(
-        self,
-        at_ns: int,
-        source: int,
-        requests: Sequence[Request],
-        uses: Iterable[tuple[int, int, int]],
-        destination: int,
-    ) -> None:
+    def taken(self, at_ns: int, taken: Taken) -> None:
         """KV that leaves a replica has found a destination among those that are open."""
-        pin = requests[0].decode_pin
+        pin = taken.requests[0].decode_pin
         what = {"pinned": pin} if pin >= 0 else {}
         self.add(
             at_ns,
             "taken",
-            source=source,
-            destination=destination,
-            rows=[request.row for request in requests],
-            uses=[list(use) for use in uses],
+            source=taken.source,
+            destination=taken.destination,
+            rows=[request.row for request in taken.requests],
+            uses=[list(use) for use in taken.uses],
             **what,
         )
 

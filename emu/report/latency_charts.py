@@ -74,7 +74,7 @@ def latency_cdf(run: RunData, name: str) -> tuple[Floats, Floats]:
 
 
 def cdf_chart(
-    name: str, curves: Sequence[tuple[str, Floats, Floats]], limit_ms: float | None, height: int
+    name: str, curves: Sequence[tuple[str, Floats, Floats]], limit_ms: float | None = None
 ) -> Chart | None:
     """Distributions of one latency in one chart: (name, values in ms, parts); None without any."""
     known = [curve for curve in curves if len(curve[1])]
@@ -104,7 +104,7 @@ def cdf_chart(
         limits=[Limit(axis="x", value=limit_ms, text=f"objective {limit_ms:g}")]
         if limit_ms
         else [],
-        height=height,
+        height=320,
     )
 
 
@@ -117,11 +117,13 @@ def limits_ms(run: RunData) -> dict[str, float | None]:
 def distribution_charts(run: RunData) -> list[Chart]:
     """One distribution for each latency."""
     limits = limits_ms(run)
-    charts = [
-        cdf_chart(name, [(label, *latency_cdf(run, name))], limits.get(name), 260)
-        for name, (label, _, _) in LATENCY_NAMES.items()
-    ]
-    return [chart for chart in charts if chart is not None]
+    charts = []
+    for name, (label, _, _) in LATENCY_NAMES.items():
+        chart = cdf_chart(name, [(label, *latency_cdf(run, name))], limits.get(name))
+        if chart is not None:
+            chart.height = 260
+            charts.append(chart)
+    return charts
 
 
 def heat_charts(run: RunData) -> list[Chart]:

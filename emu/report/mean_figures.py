@@ -91,7 +91,7 @@ def cdf_bands(figure: str, systems: Sequence[tuple[str, Sequence[RunData]]]) -> 
         means = [mean_of(column.tolist()) for column in shares.T]
         curves.append((name, at, np.array([mean.mean for mean in means])))
         bands.append(np.array([mean.half or 0.0 for mean in means]))
-    chart = cdf_chart(metric, curves, None, 320)
+    chart = cdf_chart(metric, curves)
     assert chart is not None
     chart.series = [
         msgspec.structs.replace(

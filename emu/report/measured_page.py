@@ -60,7 +60,7 @@ def cdf_charts(run: RunData, measurement: Measurement) -> list[Chart]:
             for name, values in (("measured", theirs.get(label)), ("run", mine.get(label)))
             if values is not None and not np.isnan(values).all()
         ]
-        chart = cdf_chart(metric, curves, None, 320) if len(curves) == 2 else None
+        chart = cdf_chart(metric, curves) if len(curves) == 2 else None
         if chart is not None:
             charts.append(chart)
     return charts

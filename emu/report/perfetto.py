@@ -2,7 +2,7 @@
 
     trace = TraceWriter(directory / "trace.json.gz", events_max=1_000_000)
     trace.name_replica(replica_id, "replica 3 (decode)", stages=1)  # before or after its events
-    trace.batch(replica_id, start_ns, duration_ns, batch_id=7, stage=0,
+    trace.batch(replica_id, StageSpan(0, start_ns, end_ns), batch_id=7,
                 args={"tokens": 512, "sequences": 9, "attention_ns": ...})
     trace.transfer("node0.nic3 -> node1.nic0", start_ns, end_ns, "kv 17", args={"bytes": n})
     trace.counter("queue", time_ns, {"waiting": 4})        # `replica=3`: in that replica's group
@@ -16,7 +16,7 @@
 Processes: 1 = gateway (arrivals, counters), 2 = network (one lane per transfer under way on a
 link), 100 + id = replicas (one thread per pipeline stage). Times are integer ns, written as us
 with three digits. An arrow binds to the slice that encloses its instant on that track: call
-`batch` before `visit` or `leave`, with an instant from `start_ns` up to `start_ns + duration_ns`.
+`batch` before `visit` or `leave`, with an instant of its span.
 
 After `events_max` events nothing is added; the metadata (`otherData`) says how many were left
 out. The same calls give the same bytes.
@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from emu.scheduling.pipeline import StageSpan
 
 _PID_GATEWAY: Final = 1
 _PID_NETWORK: Final = 2
@@ -95,11 +97,9 @@ class TraceWriter:
     def batch(
         self,
         replica: int,
-        start_ns: int,
-        duration_ns: int,
+        span: StageSpan,
         *,
         batch_id: int,
-        stage: int = 0,
         name: str = "",
         args: Args | None = None,
     ) -> None:
@@ -109,8 +109,9 @@ class TraceWriter:
         label = _encode(name or f"batch {batch_id}")
         extra = _encode({"batch": batch_id, **(args or {})})
         self._event(
-            f'{{"ph":"X","pid":{_PID_REPLICA_0 + replica},"tid":{stage},"ts":{_us(start_ns)},'
-            f'"dur":{_us(duration_ns)},"name":{label},"cat":"batch","args":{extra}}}'
+            f'{{"ph":"X","pid":{_PID_REPLICA_0 + replica},"tid":{span.stage},'
+            f'"ts":{_us(span.start_ns)},"dur":{_us(span.end_ns - span.start_ns)},'
+            f'"name":{label},"cat":"batch","args":{extra}}}'
         )
 
     def transfer(

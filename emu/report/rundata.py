@@ -93,10 +93,14 @@ class RunData(msgspec.Struct):
     marks: list[Mark]
     replicas: ReplicaRows | None
     gaps: GapFile | None
-    config: Document
-    """The resolved configuration from run.json; empty if the file is missing."""
     origin: Document
-    """The rest of run.json: file, command, versions; empty if the file is missing."""
+    """What run.json says: file, command, versions; empty if the file is missing."""
+
+    @property
+    def config(self) -> Document:
+        """The resolved configuration from run.json; empty if the file is missing."""
+        found = self.origin.get("config")
+        return found if isinstance(found, dict) else {}
 
     @property
     def end_s(self) -> float:
@@ -128,8 +132,6 @@ def read_run(directory: Path) -> RunData:
         raise InputError(str(directory), None, "", problem)
     requests = _read_requests(find(directory, "requests.csv"))
     gaps_path = find(directory, "itl.json")
-    origin = _read_origin(find(directory, "run.json"))
-    config = origin.pop("config", None)
     return RunData(
         directory=directory,
         summary=read_summary(summary_path),
@@ -140,8 +142,7 @@ def read_run(directory: Path) -> RunData:
         marks=_read_marks(find(directory, "marks.csv")),
         replicas=_read_replicas(find(directory, "replicas.csv")),
         gaps=None if gaps_path is None else read_gaps(gaps_path),
-        config=config if isinstance(config, dict) else {},
-        origin=origin,
+        origin=_read_origin(find(directory, "run.json")),
     )
 
 

@@ -62,16 +62,9 @@ class TraceSink:
             if shape.decode_count or shape.verify
             else "prefill"
         )
+        name = f"{kind} x{steps}" if steps > 1 else kind
         for span in spans or [StageSpan(0, start_ns, end_ns)]:
-            self.writer.batch(
-                replica_id,
-                span.start_ns,
-                span.end_ns - span.start_ns,
-                batch_id=batch.batch_id,
-                stage=span.stage,
-                name=f"{kind} x{steps}" if steps > 1 else kind,
-                args=args,
-            )
+            self.writer.batch(replica_id, span, batch_id=batch.batch_id, name=name, args=args)
         first_ns = spans[0].start_ns if spans else start_ns
         for chunk in chunks:
             self.writer.visit(chunk.request.request_id, first_ns, replica_id)

@@ -267,6 +267,14 @@ def _is_same(config: Config, summary: Path) -> bool:
     return {**old, "output": None} == {**new, "output": None}
 
 
+def _log(options: RunOptions) -> Log | None:
+    if options.level == "off":
+        return None
+    from emu.log import make_log  # a run without a log does not load it
+
+    return make_log(options.level, options.log_format)
+
+
 def run_command(path: Path, output: Path | None, options: RunOptions) -> int:
     """`emu run` of one run; `output`: the directory, None for the configuration's."""
     import shlex
@@ -276,21 +284,16 @@ def run_command(path: Path, output: Path | None, options: RunOptions) -> int:
     asked = Path(config.output.dir)
     if not options.force:
         config = kept_apart(config, str(path))
-    log = None
-    if options.level != "off":
-        from emu.log import make_log
-
-        log = make_log(options.level, options.log_format)
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
     with blaming(overrides):
         result = execute(
             config,
             str(path),
-            progress=not options.quiet and log is None and sys.stderr.isatty(),
+            progress=not options.quiet and options.level == "off" and sys.stderr.isatty(),
             report=config.output.report and options.report,
             origin=Origin(shlex.join(words), overrides),
-            log=log,
+            log=_log(options),
             jobs=options.jobs,
         )
     say_moved(asked, Path(config.output.dir))

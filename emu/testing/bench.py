@@ -52,26 +52,24 @@ def own_scheduler(
     kind: Callable[[OwnSchedulerTable, ReplicaLimits], Made],
     *,
     blocks: int = 100,
-    block_size: int = 4,
     max_model_tokens: int = 4096,
     stages: int = 1,
-    leap: bool = True,
     **keys: object,
 ) -> Made:
     """A scheduler of a class of one's own, for a replica of `blocks` KV blocks.
 
-    `block_size` and `max_model_tokens` in tokens. `leap`: the replica takes promised iterations at
-    once. `keys`: of `[scheduler]`; raises msgspec.ValidationError for those that it does not have.
-    Limits that are not given are those of a small GPU.
+    `max_model_tokens` in tokens. `keys`: of `[scheduler]`, `leap` (the replica takes promised
+    iterations at once) and `block_size` (tokens; 4) among them; raises msgspec.ValidationError for
+    those that it does not have. Limits that are not given are those of a small GPU.
     """
-    stated = {"policy": "own:Scheduler", "block_size": block_size, **keys}
+    stated = {"policy": "own:Scheduler", "block_size": 4, **keys}
     table = msgspec.convert(stated, prepared(OwnSchedulerTable)).stated()
     limits = ReplicaLimits(
         num_blocks=blocks,
-        block_size=block_size,
+        block_size=table.block_size,
         max_model_tokens=max_model_tokens,
         pipeline_stages=stages,
-        leap=leap,
+        leap=table.leap,
     )
     return kind(table, limits)
 
@@ -126,8 +124,6 @@ class Bench(Generic[Own]):
             made = cast("Own", FakeScheduler(blocks, leap, stages))
         else:
             made = scheduler
-        if isinstance(made, Scheduler):
-            stages = made.limits.pipeline_stages
         self.scheduler: Own = made
         self.clock: Kernel = FakeClock()
         self.lock = Lock(self.clock.soon, "lock")
@@ -145,7 +141,7 @@ class Bench(Generic[Own]):
             state=state,
             grid=Grid((0,), 1),
             machine=0,
-            stages=stages,
+            stages=made.limits.pipeline_stages if isinstance(made, Scheduler) else made.stages,
         )
         self.outbox = FakeOutbox()
         self.replica.connect(self.outbox)

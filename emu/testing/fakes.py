@@ -12,7 +12,7 @@ import numpy as np
 
 from emu.kernel.clock import Kernel
 from emu.latency.base import BatchShape
-from emu.request import Request
+from emu.request import Request, plain_request
 from emu.scheduling.base import Batch, Chunk, Progress
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ STEP_NS: Final = 1_000
 
 def request(request_id: int = 1, prompt: int = 4, output: int = 3) -> Request:
     """A request as the gateway would route it; `prompt` and `output` in tokens."""
-    made = Request(
-        request_id=request_id,
-        arrival_ns=0,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        max_output_tokens=output,
-    )
+    made = plain_request(request_id, 0, prompt, output)
     made.row = request_id
     return made
 

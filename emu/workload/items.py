@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import msgspec
 
-from emu.request import Prefix, Request
+from emu.request import Prefix, Request, plain_request
 from emu.workload.naming import UNKNOWN
 
 if TYPE_CHECKING:
@@ -348,19 +348,16 @@ def make_request(
     prefix: Prefix | None,
 ) -> Request:
     """The request of a flat line, or of a turn of the session `labels`. `model` is an index."""
-    request = Request(
-        request_id=request_id,
-        arrival_ns=arrival_ns,
-        prompt_tokens=item.input_toks,
-        output_tokens=item.output_toks,
-        max_output_tokens=item.max_output_toks or item.output_toks,
-        prefix=prefix,
-        session_id=labels.session_id,
-        tenant=labels.tenant,
-        priority=labels.priority,
-        deadline_ns=arrival_ns + item.deadline_ns if item.deadline_ns >= 0 else -1,
-        cancel_after_ns=item.cancel_after_ns,
-    )
+    request = plain_request(request_id, arrival_ns, item.input_toks, item.output_toks)
+    if item.max_output_toks:
+        request.max_output_tokens = item.max_output_toks
+    request.prefix = prefix
+    request.session_id = labels.session_id
+    request.tenant = labels.tenant
+    request.priority = labels.priority
+    if item.deadline_ns >= 0:
+        request.deadline_ns = arrival_ns + item.deadline_ns
+    request.cancel_after_ns = item.cancel_after_ns
     request.acceptance_rate = labels.acceptance_rate
     request.adapter = labels.adapter
     request.pin = labels.replica

@@ -23,7 +23,7 @@ import msgspec
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.request import Request, plain_requests
+from emu.request import Request, plain_request
 from emu.units import NS_PER_S, s_to_ns
 from emu.workload.items import (
     Block,
@@ -247,7 +247,8 @@ class Workload:
         judged = bool(self.notes.rejected)
         for block, ids in self._timed():
             if naming is None and block.details is None and not judged:
-                yield from plain_requests(
+                yield from map(
+                    plain_request,
                     ids.tolist(),
                     block.arrival_ns.tolist(),
                     block.prompt_tokens.tolist(),

@@ -125,9 +125,7 @@ class Soak:
         plan, workload = prepare(config, "soak")
         recorder = Recorder(self.directory, config.output)
         kernel = Kernel(events_per_instant_max=config.limits.events_per_instant)
-        cluster = Cluster(
-            plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
-        )
+        cluster = Cluster(plan, workload, recorder, kernel=kernel)
         checker = Checker(kernel, self.every, lambda quiet: self._check(cluster, kernel, quiet))
         self._span_ns = workload.last_arrival_ns
         outcome = await cluster.run()

@@ -125,7 +125,7 @@ def test_contention_to_the_nanosecond(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, config.output)
 
     async def main() -> None:
-        cluster = Cluster(plan, source, recorder, has_prefixes=False)
+        cluster = Cluster(plan, source, recorder)
         network = cluster.network
         # Only GPU 2 may receive: close the other decode replica.
         assert cluster.replicas[3].lock.try_acquire("test")

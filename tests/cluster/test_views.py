@@ -68,7 +68,7 @@ def looks(tables: dict[str, Any], path: Path, *, leap: bool) -> tuple[list[Any],
     seen: list[Any] = []
 
     async def main() -> None:
-        cluster = Cluster(plan, source, recorder, has_prefixes=source.has_prefixes)
+        cluster = Cluster(plan, source, recorder)
         kept = [replica.view() for replica in cluster.replicas]
 
         def look(name: str) -> None:
@@ -113,7 +113,7 @@ def test_a_promise_of_free_blocks_is_never_less_than_there_are(tmp_path: Path) -
     found: list[tuple[int, int]] = []
 
     async def main() -> None:
-        cluster = Cluster(plan, source, recorder, has_prefixes=False)
+        cluster = Cluster(plan, source, recorder)
 
         def look() -> None:
             view = cluster.replicas[0].view()

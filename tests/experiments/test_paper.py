@@ -24,7 +24,6 @@ def run(ttfts_ms: list[float], tbts_ms: list[float], gpu_s: float = 1.0) -> Figu
     return Figures(
         **numbers
         | {
-            "label": "",
             "gpu_s": gpu_s,
             "ttft_ms_mean": sum(ttfts_ms) / len(ttfts_ms),
             "loads": {},

@@ -11,6 +11,7 @@ import pytest
 from emu.apps.chaos.trial import run_world
 from emu.apps.chaos.worlds.experts import draw_shared_experts
 from emu.apps.chaos.worlds.world import draw_world
+from emu.entry import main
 from emu.errors import InputError
 from emu.faults import expert_group
 from emu.faults.expert_group import TABLE, ExpertGroup, GroupState, Timed
@@ -213,3 +214,20 @@ def test_worlds_are_of_groups_that_share_experts() -> None:
     for seed in (*STEPPED, *SEEDS):
         assert draw_shared_experts(seed)
         assert run_world(draw_world(seed), seed).problems == []
+
+
+def test_a_campaign_of_lost_ranks_draws_nothing_else() -> None:
+    members = set()
+    for seed in range(40):
+        tables = draw_world(seed, lost_ranks=True).tables
+        assert tables["recovery"]["ep_fault"] == "mask"
+        members.add(tables["replicas"][0]["count"])
+        kinds = {fault["kind"] for fault in tables["faults"]}
+        assert kinds & {"gpu_crash", "replica_crash", "replica_restart", "node_crash"}
+    assert members == {2, 4, 8, 32}
+
+
+def test_a_campaign_of_lost_ranks_takes_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("")
+    assert main(["chaos", str(path), "--lost-ranks"]) == InputError.exit_status

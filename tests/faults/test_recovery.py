@@ -288,6 +288,19 @@ def test_a_load_that_is_given_up_is_tried_again_but_not_for_ever() -> None:
     assert len(world.scaler.restored) == LOADS_MAX
 
 
+def test_a_crash_between_two_loads_does_not_take_the_role_away() -> None:
+    """It was about to load again, died, and stayed inactive for good."""
+    world = World(S.PREFILL)
+    crash(world, 0)
+    world.until(1.0)
+    replica = world.replicas[0]
+    replica.actor.tell(ev.Commanded(to=S.LOADING_PREFILL, writer="recovery", cause="test"))
+    replica.actor.tell(ev.LoadGivenUp(cause="test"))
+    crash(world, 0)
+    world.until(3.0)
+    assert world.scaler.restored == [(0, "prefill", False)] * 2
+
+
 def test_it_is_tried_again_after_a_restart_where_crashes_alone_bring_nothing_back() -> None:
     """`restart_s` was refused with `replace = false`, where it paces these loads all the same."""
     world = World(S.PREFILL, replace=False, restart_s=2.0)

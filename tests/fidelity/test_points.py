@@ -9,7 +9,12 @@ import pytest
 
 from emu.apps.fidelity.command import fidelity_command
 from emu.apps.fidelity.options import FidelityOptions
-from emu.apps.fidelity.points.board import TAKEN_AS_DRAFTED, groups_of, point_board
+from emu.apps.fidelity.points.board import (
+    TAKEN_AS_DRAFTED,
+    PointBoard,
+    groups_of,
+    point_board,
+)
 from emu.apps.fidelity.points.cases import Job, configuration, emulate
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
@@ -50,6 +55,11 @@ def table(directory: Path, *rows: dict[str, str]) -> Path:
     lines = [",".join((ROW | row).get(column, "") for column in COLUMNS) for row in rows]
     path.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
     return path
+
+
+def board_of(directory: Path) -> PointBoard:
+    """Of all points below the directory."""
+    return point_board(FidelityOptions(directory=directory, sample=0, jobs=1))
 
 
 def test_a_row_becomes_a_configuration_with_the_published_conditions(tmp_path: Path) -> None:
@@ -105,6 +115,12 @@ def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:
     assert points[0].gpus == 6
 
 
+def test_rows_that_do_not_say_how_many_servers_there_were_are_left_out(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "", "tp": "", "p_tp": "1", "d_tp": "4"}
+    _, unread = read_points(table(tmp_path, row | {"p_workers": "", "d_workers": ""}))
+    assert [one.reason for one in unread] == ["number of prefill and decode servers not known"]
+
+
 def test_ranks_of_attention_are_members_of_a_group(tmp_path: Path) -> None:
     row = {"mode": "disaggregated", "gpus": "24", "tp": "", "gpu": "H200-SXM", "engine": "trtllm"}
     row |= {"model": "deepseek-ai/DeepSeek-R1", "p_workers": "1", "p_tp": "8", "p_ep": "8"}
@@ -151,7 +167,7 @@ def test_a_sample_goes_in_turn_through_the_strata_and_depends_on_the_seed(tmp_pa
 
 def test_a_point_is_emulated_and_its_error_told(tmp_path: Path) -> None:
     table(tmp_path, {}, {"id": "b", "spec": "mtp1"})
-    board = point_board(tmp_path, sample=0, seed=0)
+    board = board_of(tmp_path)
     (row,) = board.compared
     assert row.kind == "dense"
     assert 1 < row.emulated.tpot_ms < 100
@@ -171,7 +187,7 @@ def test_whether_drafts_were_on_is_one_choice_for_a_series(tmp_path: Path) -> No
         # Slower than its series, which had drafts.
         {"id": "b_c1_cfg2", **fast, "load_value": "1", "tpot_ms": "7"},
     )
-    board = point_board(tmp_path, sample=0, seed=0)
+    board = board_of(tmp_path)
     assert [row.point.point_id for row in board.compared] == ["a_c2_cfg1"]
     assert board.left_out == {TAKEN_AS_DRAFTED: 3}
 
@@ -191,7 +207,7 @@ def test_a_series_with_drafts_is_emulated_with_those_that_are_nearest(tmp_path: 
         )
     ]  # fmt: skip
     table(tmp_path, *rows)
-    board = point_board(tmp_path, sample=0, seed=0)
+    board = board_of(tmp_path)
     assert [row.drafts for row in board.compared] == [0, 2]
     assert board.compared[1].error("tpot_ms") == pytest.approx(100 * (1 / 0.97 - 1), abs=0.1)
     names = {group.name for group in board.groups if group.by == "drafts"}
@@ -234,9 +250,20 @@ def test_launch_scripts_set_what_servers_do_beside_the_defaults(tmp_path: Path) 
 
 
 def test_a_row_that_contradicts_its_checkpoint_is_left_out(tmp_path: Path) -> None:
-    row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM"}
+    row = {"model": "deepseek-ai/DeepSeek-V3", "precision": "fp4", "gpu": "B200-SXM"}
     points, _ = read_points(table(tmp_path, row | {"gpus": "8", "tp": "8"}))
     assert "has weights of fp8_block, the row says fp4" in emulate(Job(points[0])).refused
+
+
+def test_four_bits_of_a_model_of_eight_are_nvidias_checkpoint(tmp_path: Path) -> None:
+    row = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "gpu": "B200-SXM", "gpus": "8"}
+    row |= {"tp": "8", "engine": "trtllm", "isl": "1024", "osl": "1024", "version": ""}
+    row |= {"source": "inferencex-test", "load_value": "256"}
+    day = {"measured_on": "2025-12-15"}
+    points, _ = read_points(table(tmp_path, row | day, row | {"measured_on": "2026-02-10"}))
+    old, new = (config_from_text(configuration(Job(p)), "point") for p in points)
+    assert old.model.name == "nvidia/DeepSeek-R1-NVFP4"
+    assert [c.latency.nvfp4_experts for c in (old, new)] == ["cutlass", "native"]
 
 
 def test_tensorrt_llm_takes_the_keys_and_values_that_nvidias_checkpoint_names(
@@ -263,14 +290,14 @@ def test_a_row_may_name_activations_that_are_wider_than_the_weights(tmp_path: Pa
 def test_a_peers_errors_stand_beside(tmp_path: Path) -> None:
     table(tmp_path, {})
     (tmp_path / "peer.csv").write_text("id,tool,ttft_ms,tpot_ms\na,other,75,9\n", encoding="utf-8")
-    board = point_board(tmp_path, sample=0, seed=0)
+    board = board_of(tmp_path)
     assert board.compared[0].peers["other"]["ttft_ms"] == pytest.approx(50)
     assert board.groups[0].peers["other"]["tpot_ms"].median == pytest.approx(10)
 
 
 def test_a_model_that_nobody_knows_is_left_out(tmp_path: Path) -> None:
     table(tmp_path, {}, {"id": "b", "model": "someone/Unknown-9B"})
-    board = point_board(tmp_path, sample=0, seed=0)
+    board = board_of(tmp_path)
     assert len(board.compared) == 1
     assert any("Unknown-9B" in reason for reason in board.left_out)
 
@@ -340,7 +367,7 @@ def test_runs_know_no_engine_to_leave_out(tmp_path: Path) -> None:
 def test_a_table_without_a_usable_row_is_an_input_error(tmp_path: Path) -> None:
     table(tmp_path, {"dp": "8"})
     with pytest.raises(InputError, match=r"no point can be emulated .1 rows: attention data"):
-        point_board(tmp_path, sample=0, seed=0)
+        board_of(tmp_path)
 
 
 def test_a_file_of_another_kind_is_no_table(tmp_path: Path) -> None:

@@ -126,18 +126,17 @@ def test_vidurs_rule_gives_all_cases():
     cases = json.loads(CASES.read_text())["cases"]
     assert len(cases) == 288
     for case in cases:
-        arguments = {
-            "tp": case["tensor_parallel"],
-            "pp": case["pipeline_stages"],
-            "max_tokens": case["max_tokens"],
-            "margin": case["memory_margin_fraction"],
-        }
+        asked = Demand(
+            tp=case["tensor_parallel"],
+            pp=case["pipeline_stages"],
+            utilization=1 - case["memory_margin_fraction"],
+        )
         spec, gib = lookup_model(case["model"]), memory_gib[case["device"]]
         if case["num_blocks_bs16"] is None:
             with pytest.raises(InputError):
-                vidur_plan(spec, gib, **arguments)
+                vidur_plan(spec, gib, asked, case["max_tokens"])
             continue
-        plan, batch = vidur_plan(spec, gib, **arguments)
+        plan, batch = vidur_plan(spec, gib, asked, case["max_tokens"])
         assert plan.weight_bytes_rank == 2 * case["params_per_device"], case
         assert batch * case["pipeline_stages"] == case["request_slots"], case
         assert plan.num_blocks == case["num_blocks_bs16"], case

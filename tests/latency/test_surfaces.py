@@ -130,6 +130,20 @@ def test_marlin_is_slower_with_prompts_and_faster_with_few_decodes() -> None:
     assert milliseconds(0, 8, marlin_runs=True) < milliseconds(0, 8, marlin_runs=False)
 
 
+def test_generated_block_scaled_products_are_slow_with_many_rows_alone() -> None:
+    gpu = lookup_gpu("B200")
+    native = kernels_of(gpu, "sglang")
+    generated = Ops(gpu, msgspec.structs.replace(native, generated=True), 2)
+    usual = Ops(gpu, native, 2)
+    for rows, is_slower in ((4, False), (64, False), (8192, True)):
+        times = [ops.gemm_s(rows, 3072, 1536, "fp8_block") for ops in (usual, generated)]
+        assert (times[1] > 1.5 * times[0]) is is_slower
+        assert times[1] >= times[0]
+    assert generated.gemm_s(8192, 3072, 1536, "bfloat16") == usual.gemm_s(
+        8192, 3072, 1536, "bfloat16"
+    )
+
+
 @pytest.mark.parametrize("gpu", ["H100", "H200", "B200-SXM-180GB", "GB200", "B300-SXM-288GB"])
 def test_block_scaled_experts_of_twice_the_tokens_do_not_take_nearly_twice_as_long(
     gpu: str,

@@ -103,7 +103,7 @@ def _cluster(
     workload = open_workload(
         config.workload, base_dir=Path(), seed=1, holds=lambda *_: "", config_source="test"
     )
-    cluster = Cluster(plan, workload, Recorder(directory, config.output), has_prefixes=False)
+    cluster = Cluster(plan, workload, Recorder(directory, config.output))
     for replica in cluster.replicas:
         replica.relaying.activation_token_bytes = 0  # the example neglects the transfer
     return cluster

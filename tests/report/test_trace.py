@@ -11,17 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.report.perfetto import TraceWriter
+from emu.scheduling.pipeline import StageSpan
 
 
 def fill(trace: TraceWriter) -> None:
     trace.name_replica(0, 'prefill "0"', stages=2)
     trace.name_replica(1, "decode 1")
     trace.arrive(17, 1_234_567)
-    trace.batch(0, 2_000_000, 500_001, batch_id=4, stage=1, args={"tokens": 512, "dense_ns": 7})
+    trace.batch(
+        0, StageSpan(1, 2_000_000, 2_500_001), batch_id=4, args={"tokens": 512, "dense_ns": 7}
+    )
     trace.visit(17, 2_400_000, 0, stage=1)
     trace.transfer("nic0 -> nic1", 2_500_001, 3_000_000, "kv 17", {"bytes": 1 << 20})
     trace.visit_transfer(17, 2_500_001, 3_000_000, "nic0 -> nic1")
-    trace.batch(1, 3_000_000, 10_000, batch_id=1, name="decode x 3")
+    trace.batch(1, StageSpan(0, 3_000_000, 3_010_000), batch_id=1, name="decode x 3")
     trace.leave(17, 3_010_000, 1)
     trace.counter("queue", 3_000_000, {"waiting": 4, "running": 2})
     trace.counter("blocks", 3_000_000, {"used": 4}, replica=1)

@@ -69,7 +69,7 @@ def _run(
     kept: list[tuple[Cluster, Outcome]] = []
 
     async def main() -> None:
-        cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
+        cluster = Cluster(plan, workload, recorder)
         with _profiled(profile):
             outcome = await cluster.run()
         kept.append((cluster, outcome))

@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -25,11 +25,10 @@ from emu.backends.astra.memories import Memories
 from emu.errors import InputError, RunError
 from emu.network.collectives import collective_ns
 from emu.network.congestion import congested_ns
-from emu.network.dimensions import NetworkDim, rank_count
+from emu.network.dimensions import NetworkDim, Topology, rank_count
 from emu.network.rounds import CollectiveSystem, Kind
 from emu.process.interrupts import scratch
 
-_TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")
 _FINISHED: Final = re.compile(r"sys\[\d+\] finished, (\d+) cycles")
 _PROGRAM_S: Final = 120.0
 """A program that takes longer hangs."""
@@ -51,16 +50,9 @@ class CollectiveQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
     def system(self) -> CollectiveSystem:
         """The network that it describes. Raises InputError naming the option that is wrong."""
-        dims = tuple(map(_dim, self.dims.split(",")))
-        names = tuple(name.strip() for name in self.algorithm.split(","))
-        if len(names) == 1:
-            names *= len(dims)
-        if len(names) != len(dims):
-            problem = f"{len(names)} algorithms for {len(dims)} dimensions"
-            raise InputError("collective", None, "--algorithm", problem)
         return CollectiveSystem(
-            dims=dims,
-            algorithms=names,
+            dims=tuple(map(_dim, self.dims.split(","))),
+            algorithms=self._algorithms(),
             splits=self.splits,
             active_chunks=self.active_chunks,
             local_mem_gbytes_per_s=self.local_mem_gbytes_per_s,
@@ -68,24 +60,28 @@ class CollectiveQuestion(msgspec.Struct, frozen=True, kw_only=True):
             optimization=self.optimization,
         )
 
+    def _algorithms(self) -> tuple[str, ...]:
+        """The algorithm of each dimension: one for all, or as many as there are."""
+        names = tuple(name.strip() for name in self.algorithm.split(","))
+        count = len(self.dims.split(","))
+        if len(names) not in (1, count):
+            problem = f"{len(names)} algorithms for {count} dimensions"
+            raise InputError("collective", None, "--algorithm", problem)
+        return names if len(names) == count else names * count
+
 
 def _dim(text: str) -> NetworkDim:
     """`Ring:4:50:500`."""
     parts = text.strip().split(":")
+    if len(parts) == 4 and parts[0] not in get_args(Topology):
+        problem = f"{parts[0]!r} is not one of {', '.join(get_args(Topology))}"
+        raise InputError("collective", None, "--dims", problem)
     try:
-        topology, npus, rate, latency = parts
-        dim = NetworkDim(
-            topology=topology,  # type: ignore[arg-type]
-            npus=int(npus),
-            gib_per_s=float(rate),
-            latency_ns=float(latency),
-        )
-    except ValueError:
+        named = dict(zip(NetworkDim.__struct_fields__, parts, strict=True))
+        dim = msgspec.convert(named, NetworkDim, strict=False)
+    except (ValueError, msgspec.ValidationError):
         problem = f"expected TOPOLOGY:NPUS:GIB_PER_S:LATENCY_NS, got {text.strip()!r}"
         raise InputError("collective", None, "--dims", problem) from None
-    if topology not in _TOPOLOGIES:
-        problem = f"{topology!r} is not one of {', '.join(_TOPOLOGIES)}"
-        raise InputError("collective", None, "--dims", problem)
     if not (dim.npus >= 1 and dim.gib_per_s > 0 and dim.latency_ns >= 0):
         raise InputError("collective", None, "--dims", f"{text.strip()!r} is out of range")
     return dim

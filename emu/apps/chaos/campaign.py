@@ -44,12 +44,14 @@ class Job(msgspec.Struct):
     """Time over which the user's requests arrive."""
     faults: list[Document] | None = None
     """Given faults instead of drawn ones."""
+    lost_ranks: bool = False
+    """Only groups that share experts and lose a rank are drawn."""
 
 
 def world_of(job: Job) -> World:
     """The world of a seed: drawn, or the user's with drawn faults."""
     if job.base is None:
-        world = draw_world(job.seed)
+        world = draw_world(job.seed, lost_ranks=job.lost_ranks)
     else:
         tables: Document = {**job.base, "seed": job.seed}
         rng = rng_stream(job.seed, "chaos faults")

@@ -77,6 +77,8 @@ class Asked(msgspec.Struct, frozen=True):
     quick: bool = False
     every: int = 40
     """Events between two checks of the books."""
+    lost_ranks: bool = False
+    """Only groups that share experts and lose a rank are drawn."""
 
     def again(self, seed: int) -> str:
         """The command that runs one of its seeds."""
@@ -85,6 +87,7 @@ class Asked(msgspec.Struct, frozen=True):
         words += [f"--faults {self.faults}"] if self.faults else []
         words += [f"--set {shlex.quote(override)}" for override in self.overrides]
         words += ["--quick"] if self.quick else []
+        words += ["--lost-ranks"] if self.lost_ranks else []
         words += [f"--every {self.every}"] if self.every != Asked().every else []
         return " ".join(words)
 
@@ -113,15 +116,19 @@ def chaos_command(options: ChaosOptions) -> int:
         for given, option in needing:
             if given:
                 raise InputError("chaos", None, option, "needs a configuration")
+    elif options.lost_ranks:
+        raise InputError("chaos", None, "--lost-ranks", "draws its worlds; leave CONFIG out")
     if options.corpus is not None:
         return _replay(options.corpus, options.every, console, log)
     seeds = seed_range(options.seeds)
-    asked = Asked(path, seeds, options.faults, overrides, options.quick, options.every)
+    lost_ranks = options.lost_ranks
+    asked = Asked(path, seeds, options.faults, overrides, options.quick, options.every, lost_ranks)
     ordered = jobs_of(asked)
     if log is not None:
         _only_one(len(ordered.jobs), "--seeds")
     if ordered.note and not options.quiet:
         print(ordered.note, file=sys.stderr, flush=True)
+    draws_all = path is None and not lost_ranks
     totals = campaign(
         ordered.jobs,
         processes=options.jobs,
@@ -131,7 +138,7 @@ def chaos_command(options: ChaosOptions) -> int:
         log=log,
     )
     if not options.quiet:
-        print_totals(totals, console, at_least, is_drawn=path is None)
+        print_totals(totals, console, at_least, is_drawn=draws_all)
     if totals.failing:
         return _tell_failing(
             totals, asked, ordered, options.keep, console, is_told=not options.quiet
@@ -140,7 +147,7 @@ def chaos_command(options: ChaosOptions) -> int:
         again = "" if options.output is None else "; the same command goes on from there"
         console.print(f"interrupted; {totals.left:,} seeds did not run{again}")
         return 130
-    return RunError.exit_status if _is_too_seldom(totals, at_least, is_drawn=path is None) else 0
+    return RunError.exit_status if _is_too_seldom(totals, at_least, is_drawn=draws_all) else 0
 
 
 def _is_too_seldom(totals: Totals, at_least: int, *, is_drawn: bool) -> bool:
@@ -180,7 +187,9 @@ def _tell_failing(
 def jobs_of(asked: Asked) -> Ordered:
     """The seeds of a campaign. Everything that can be wrong in a user's files is found here."""
     if asked.path is None:
-        return Ordered([Job(seed, asked.every) for seed in asked.seeds])
+        return Ordered(
+            [Job(seed, asked.every, lost_ranks=asked.lost_ranks) for seed in asked.seeds]
+        )
     source = str(asked.path)
     config = load_config(asked.path, asked.overrides)
     _, workload = prepare(config, source)

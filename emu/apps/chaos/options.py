@@ -51,6 +51,9 @@ class ChaosOptions(Settings, Workers, Quiet, Logged):
         Path | None,
         Option("Configuration whose [[faults]] strike in every run, instead of drawn ones."),
     ] = None
+    lost_ranks: Annotated[
+        bool, Option("Only worlds of groups that share experts and go on without a lost rank.")
+    ] = False
     corpus: Annotated[
         Path | None, Option("Replay worlds that once failed: a file, or a directory of them.")
     ] = None

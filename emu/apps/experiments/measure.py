@@ -43,7 +43,6 @@ CLUSTERS: Final[Mapping[str, DocumentView]] = {
 class Figures(msgspec.Struct, kw_only=True):
     """What a table shows of one run."""
 
-    label: str
     completed: int
     ttft_ms_mean: float
     ttft_ms_p95: float
@@ -114,11 +113,11 @@ def on_cluster(tables: Document, name: str) -> None:
     arrivals["points"] = [[at, rate * factor] for at, rate in arrivals.get("points", [])]
 
 
-def measure(tables: Document, base_dir: Path, out: Path, label: str) -> Figures:
+def measure(tables: Document, base_dir: Path, out: Path) -> Figures:
     """Run it and collect the figures."""
     tables.setdefault("output", {})
     tables["output"] |= {"dir": str(out.resolve()), "report": False, "trace": False}
-    result = execute(config_from_dict(tables, base_dir=base_dir), label)
+    result = execute(config_from_dict(tables, base_dir=base_dir), out.name)
     summary = result.summary
     assert summary is not None
     seconds = summary.gpu_seconds
@@ -127,7 +126,6 @@ def measure(tables: Document, base_dir: Path, out: Path, label: str) -> Figures:
         rows = [row for row in csv.DictReader(file) if row["status"] == "completed"]
     host = summary.host_cache_bytes
     return Figures(
-        label=label,
         completed=summary.completed,
         ttft_ms_mean=summary.mean_ttft_ms,
         ttft_ms_p95=summary.p95_ttft_ms,

@@ -196,7 +196,7 @@ def run_case(
     changes = [*(nodes or {}).items(), *(keys or {}).items()]
     changed = "".join(f"-{key}={value}" for key, value in changes)
     name = f"paper-{case.pairing}-{system}-{part}-{bounds[1]:g}{changed}"
-    return runner.once(name, lambda: measure(tables, runner.configs, runner.out / name, name))
+    return runner.once(name, lambda: measure(tables, runner.configs, runner.out / name))
 
 
 def five_times(run: Figures) -> tuple[float, float]:

@@ -77,7 +77,7 @@ class Runner:
                 _even_roles(tables, 2 if system.endswith("half") else 1)
             for key, value in keys.items():
                 put(tables, key, value)
-            self._done[name] = measure(tables, self.configs, self.out / name, name)
+            self._done[name] = measure(tables, self.configs, self.out / name)
         return self._done[name]
 
     def once(self, name: str, make: Callable[[], Figures]) -> Figures:

@@ -40,7 +40,7 @@ def six(runner: Runner, clusters: Sequence[str]) -> Iterator[Shown]:
             for key in ("nic_gbps", "pcie_gbps"):
                 tables["nodes"][0][key] = round(tables["nodes"][0][key] * derate)
             out = runner.out / f"{SIX}-{system}-{derate}"
-            run = measure(tables, runner.configs, out, f"{SIX} {system}")
+            run = measure(tables, runner.configs, out)
             if derate == 1.0:
                 nominal[label] = out
             loaded_s, first_s = _six_times(out)

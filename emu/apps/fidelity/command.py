@@ -37,15 +37,7 @@ def fidelity_command(options: FidelityOptions) -> int:
     points = None
     has_points = options.leave_out != "run" and options.fit is None and not learns
     if has_points and tables_below(directory):
-        points = point_board(
-            directory,
-            sample=options.sample,
-            seed=options.seed,
-            only=options.only,
-            overrides=overrides,
-            processes=options.processes,
-            leave_out=options.leave_out,
-        )
+        points = point_board(options)
         if options.leave_out == "engine" or directory.is_file() or not has_runs(directory):
             return tell(_told_points(points), options)
     if options.leave_out == "engine":

@@ -23,7 +23,6 @@ from emu.apps.fidelity.runs import (
     Stage,
     Unread,
     percentile,
-    regime_of,
 )
 from emu.catalogue.checkpoints import weights_under
 from emu.catalogue.lookup import lookup_gpu, lookup_model
@@ -118,6 +117,11 @@ def _peers(entry: Document) -> dict[str, dict[str, float]]:
     }
 
 
+def _regime(running: float, seats: int) -> str:
+    """The regime of a stage with so many running requests on average and so many seats."""
+    return "near the knee" if running >= 0.6 * seats else "cached"
+
+
 def _stage(entry: Document, stage: Document) -> Stage:
     ttft, e2e = stage["ttft_ms"], stage["e2e_ms"]
     rate = stage["rate_per_s"]
@@ -134,12 +138,9 @@ def _stage(entry: Document, stage: Document) -> Stage:
         ),
         is_overloaded=overloaded,
         is_compared=not overloaded,
-        regime=regime_of(
-            overloaded=overloaded,
-            running=rate * e2e["mean"] / 1000,
-            seats=entry.get("max_num_seqs") or _SEATS,
-            cached=True,
-        ),
+        regime="overloaded"
+        if overloaded
+        else _regime(rate * e2e["mean"] / 1000, entry.get("max_num_seqs") or _SEATS),
     )
 
 

@@ -44,9 +44,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     requests: Path
     meta: Document
-    meta_path: Path | None
     cluster: Path | None
     dataset: Path | None
+
+    @property
+    def meta_path(self) -> Path | None:
+        """Where `meta` was read."""
+        return _find(self.directory, "meta.json")
 
 
 def _requests(directory: Path) -> Path:
@@ -71,7 +75,6 @@ def read_case(directory: Path, dataset: Path | None = None) -> Case:
         directory=directory,
         requests=_requests(directory),
         meta=meta,
-        meta_path=meta_path,
         cluster=_find(directory, "config.json"),
         dataset=_dataset(directory, meta) if dataset is None else _given_dataset(dataset, meta),
     )

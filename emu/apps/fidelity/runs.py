@@ -95,15 +95,6 @@ class Reader(msgspec.Struct, frozen=True):
     """The stages' figures from the directory of an emulated run."""
 
 
-def regime_of(*, overloaded: bool, running: float, seats: int, cached: bool) -> str:
-    """The regime of a stage with so many running requests on average and so many seats."""
-    if overloaded:
-        return "overloaded"
-    if running >= 0.6 * seats:
-        return "near the knee"
-    return "cached" if cached else "mixed"
-
-
 def percentile(values: Sequence[float], part: float) -> float:
     """The value at a part of the sorted values (no interpolation)."""
     ordered = sorted(values)

@@ -165,17 +165,17 @@ async def _driven_wave(
     begin_s = time.monotonic()
 
     async def one(number: int) -> Sent:
-        at_s, prompt, output, group = wave.asks[number]
-        await asyncio.sleep(max(0.0, at_s / speed - (time.monotonic() - begin_s)))
-        stream = f"learn.{count + number}" if group < 0 else f"learn.group.{group}"
-        ids: list[int] = rng_stream(0, stream).integers(10, _VOCAB, prompt).tolist()
+        wanted = wave.asks[number]
+        await asyncio.sleep(max(0.0, wanted.at_s / speed - (time.monotonic() - begin_s)))
+        stream = f"learn.{count + number}" if wanted.group < 0 else f"learn.group.{wanted.group}"
+        ids: list[int] = rng_stream(0, stream).integers(10, _VOCAB, wanted.prompt_tokens).tolist()
         call = await client.post(
             "/v1/completions",
             {
                 "model": model,
                 "prompt": ids,
-                "max_tokens": output,
-                "min_tokens": output,
+                "max_tokens": wanted.output_tokens,
+                "min_tokens": wanted.output_tokens,
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
@@ -190,13 +190,13 @@ async def _driven_wave(
         made = int((call.usage or {}).get("completion_tokens") or len(call.token_s))
         return Sent(
             (call.sent_s - begin_s) * speed,
-            prompt,
+            wanted.prompt_tokens,
             made,
             (call.token_s[0] - call.sent_s) * speed,
             (call.token_s[-1] - call.sent_s) * speed,
             cached_tokens=int(details.get("cached_tokens") or 0),
             part=wave.part,
-            group=group,
+            group=wanted.group,
         )
 
     try:

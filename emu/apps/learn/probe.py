@@ -21,7 +21,7 @@ the mixed load is set to some `_MIXED_RUNNING` requests in flight.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -53,8 +53,15 @@ _MIXED_PROMPT: Final = (64, 1536)
 _SLOW_S: Final = 4.0
 """A rung whose first tokens come later than this ends its ladder: the server has no more seats."""
 
-Ask = tuple[float, int, int, int]
-"""Offset in s, prompt tokens, output tokens, group (-1: a prompt of its own)."""
+
+class Ask(NamedTuple):
+    """One request of a wave."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    group: int = -1
+    """Requests of one group have the same prompt; -1 = a prompt of its own."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -87,12 +94,12 @@ def probe(limits: Limits) -> Plan:
         if length > longest:
             break
         for _ in range(_SINGLE_TIMES):
-            done = yield _wave(f"single {length}", [(0.0, length, _SINGLE_OUTPUT, -1)])
+            done = yield _wave(f"single {length}", [Ask(0.0, length, _SINGLE_OUTPUT)])
             spent_s += _span_s(done)
             step_s = _step_s(done)
     prompt = min(_REPEAT_PROMPT, longest)
     for _ in range(_REPEATS):
-        done = yield _wave("repeat", [(0.0, prompt, _SINGLE_OUTPUT, 0)])
+        done = yield _wave("repeat", [Ask(0.0, prompt, _SINGLE_OUTPUT, 0)])
         spent_s += _span_s(done)
     # Mixed loads have their time for sure; what is left is for the ladders.
     steps: dict[int, float] = {1: step_s}
@@ -105,8 +112,7 @@ def probe(limits: Limits) -> Plan:
         if count > limits.sequences_max or spent_s + 2 * _RUNG_S > left_s:
             continue
         output = int(np.clip(_RUNG_S / step_s, *_RUNG_OUTPUT))
-        asks = [(0.0, length, output, -1)] * count
-        done = yield _wave(f"{kind} {count}", asks)
+        done = yield _wave(f"{kind} {count}", [Ask(0.0, length, output)] * count)
         spent_s += _span_s(done)
         step_s = _step_s(done)
         if kind == "ladder":
@@ -142,8 +148,8 @@ def _beside(steps: dict[int, float], length: int, history: int) -> list[Ask]:
     output = int(np.clip(_RUNG_S / step_s, *_RUNG_OUTPUT))
     gap_s = step_s * (1 + length / _BESIDE_TOKENS)
     arrivals = int(output * step_s / gap_s)
-    decodes = [(0.0, history, output, -1)] * count
-    return decodes + [((1 + number) * gap_s, length, 1, -1) for number in range(arrivals)]
+    decodes = [Ask(0.0, history, output)] * count
+    return decodes + [Ask((1 + number) * gap_s, length, 1) for number in range(arrivals)]
 
 
 def _mixed(steps: dict[int, float], longest: int, span_s: float) -> Wave:
@@ -158,7 +164,7 @@ def _mixed(steps: dict[int, float], longest: int, span_s: float) -> Wave:
     short, long = _MIXED_PROMPT[0], min(_MIXED_PROMPT[1], longest)
     while at_s < span_s - answer_s or len(asks) < 24:
         prompt = int(np.exp(rng.uniform(np.log(short), np.log(long))))
-        asks.append((at_s, prompt, int(rng.integers(low, high)), -1))
+        asks.append(Ask(at_s, prompt, int(rng.integers(low, high))))
         at_s += float(rng.exponential(1 / rate))
     return Wave("mixed load", "mixed load", tuple(asks), judges=True)
 

@@ -132,14 +132,15 @@ class Finding:
             if all(why for _, why in slow):
                 raise _impossible(slow)
         self.worlds.spans = self._spans()
+        self.bounds = self._bounds()
+        """What arithmetic says, of each kind of GPU."""
 
     @property
     def first(self) -> Judge:
         """The judge of the search with short runs."""
         return Judge((self.worlds.first,), 1, "the engine as it is")
 
-    def bounds(self) -> list[Bound]:
-        """What arithmetic says, of each kind of GPU."""
+    def _bounds(self) -> list[Bound]:
         found: dict[str, Layout] = {}
         for layout in sorted(self.layouts, key=lambda one: (guessed_cost(one), one.label)):
             found.setdefault(layout.kinds, layout)
@@ -368,10 +369,9 @@ def find_cluster(
     `say` hears what arithmetic says, before any run, and what is known as the search goes on.
     """
     finding = Finding(question, directory)
-    bounds = finding.bounds()
     for note in _notes(finding):
         say(note)
-    say(f"by arithmetic: {bounds_text(bounds)}")
+    say(f"by arithmetic: {bounds_text(finding.bounds)}")
     store = point_store(directory)
     write_text(directory / "base.toml", toml_text(finding.plain))
     with point_pool(workers.jobs, workers.ray) as pool:
@@ -380,16 +380,11 @@ def find_cluster(
             driver.watch = watch
         trials = Trials(driver, question, finding.worlds, finding.loads)
         judge, half = finding.search(trials, say)
-        return _answered(finding, trials, driver, judge, half, bounds)
+        return _answered(finding, trials, driver, judge, half)
 
 
 def _answered(
-    finding: Finding,
-    trials: Trials,
-    driver: Driver,
-    judge: Judge,
-    half: Judge | None,
-    bounds: list[Bound],
+    finding: Finding, trials: Trials, driver: Driver, judge: Judge, half: Judge | None
 ) -> Answer:
     """What the runs say together; a few more of the best cluster."""
     question, worlds = finding.question, finding.worlds
@@ -425,7 +420,7 @@ def _answered(
         has_prices=question.has_prices,
         confidence=question.confidence if half is not None else 1.0,
         run_s=worlds.spans.long_s,
-        bounds=bounds,
+        bounds=finding.bounds,
         rows=rows,
         median=None if half is None else _median(finding, trials, half),
         others=[finding.ranked(trials, one, finding.first) for one in others],

@@ -100,11 +100,8 @@ def question_of(options: PlanOptions) -> Question:
         raise wrong("--ttft-p95", f"give at least one objective ({first}, ...)")
     kinds = gpu_kinds(options.kinds)
     table = traffic(options)
-    systems = _words(options.autoscale, (NOT_SCALED, *SYSTEMS), (NOT_SCALED,), "--autoscale")
-    modes = _words(options.mode, MODES, MODES, "--mode")
-    keys = _settings(options, systems)
-    _check_together(options, systems, modes)
-    return Question(
+    keys = _settings(options)
+    question = Question(
         model=options.model,
         hf_config=str(options.hf_config),
         gpus=kinds.gpus,
@@ -116,7 +113,7 @@ def question_of(options: PlanOptions) -> Question:
         pipeline_parallel=_numbers(options.pipeline_parallel) or (1,),
         batch_tokens=_numbers(options.max_num_batched_tokens) or (0,),
         batch_requests=_numbers(options.max_num_seqs) or (0,),
-        modes=modes,
+        modes=_words(options.mode, MODES, MODES, "--mode"),
         dtypes=_words(options.dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(options.seeds, is_trace="path" in table),
         day=curve_of(options.day, options.rate),
@@ -135,13 +132,18 @@ def question_of(options: PlanOptions) -> Question:
         gpus_max=options.max_gpus,
         gpus_per_node=options.gpus_per_node,
         settings=keys.of_all,
-        systems=systems,
+        systems=_words(options.autoscale, (NOT_SCALED, *SYSTEMS), (NOT_SCALED,), "--autoscale"),
         scaling=keys.of_scaling,
     )
+    _check_together(options, question)
+    return question
 
 
-def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequence[str]) -> None:
+def _check_together(options: PlanOptions, question: Question) -> None:
     """Options that have no effect without another, or beside it. Raises InputError."""
+    systems = question.systems
+    if question.scaling and systems == (NOT_SCALED,):
+        raise InputError("--set", None, next(iter(question.scaling)), "give --autoscale")
     for name, value in (
         ("--during", options.during),
         ("--away", options.away),
@@ -162,7 +164,7 @@ def _check_together(options: PlanOptions, systems: Sequence[str], modes: Sequenc
     if options.duration is not None and options.requests:
         raise wrong("--duration", "cannot be given together with --requests: both are the length")
     for system in systems:
-        if system != NOT_SCALED and SYSTEMS[system] not in modes:
+        if system != NOT_SCALED and SYSTEMS[system] not in question.modes:
             scaled = SYSTEMS[system]
             raise wrong("--autoscale", f"{system} scales {scaled} replicas; add --mode {scaled}")
 
@@ -174,7 +176,7 @@ class _Keys(NamedTuple):
     of_scaling: Document
 
 
-def _settings(options: PlanOptions, systems: Sequence[str]) -> _Keys:
+def _settings(options: PlanOptions) -> _Keys:
     given = options.overrides
     settings = dict(given) if isinstance(given, Mapping) else settings_of(given)
     for key in settings:
@@ -186,8 +188,6 @@ def _settings(options: PlanOptions, systems: Sequence[str]) -> _Keys:
         if option:
             raise InputError("--set", None, key, f"has an option of its own: {option}")
     scaling = {key: settings.pop(key) for key in list(settings) if key.startswith("autoscale.")}
-    if scaling and systems == (NOT_SCALED,):
-        raise InputError("--set", None, next(iter(scaling)), "give --autoscale")
     return _Keys(settings, scaling)
 
 

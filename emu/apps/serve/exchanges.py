@@ -14,7 +14,7 @@ from emu.apps.serve.regex_filler import CannotFill
 from emu.apps.serve.script import Room, Script, apply_stops, make_script
 from emu.apps.serve.service import Service
 from emu.apps.serve.tokenizer import Ids, filler_ids, filler_start
-from emu.request import Prefix, Request
+from emu.request import Prefix, plain_request
 
 
 def make_exchange(service: Service, call: Call, adapters: Collection[str]) -> Exchange:
@@ -47,17 +47,12 @@ def make_exchange(service: Service, call: Call, adapters: Collection[str]) -> Ex
             refusal = service.holds[model](prompt_tokens, output)
             if refusal:
                 raise ApiError(422, f"no replica could serve this: {refusal}", code="too_large")
-            request = Request(
-                request_id=-1,
-                arrival_ns=-1,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output,
-                max_output_tokens=limit,
-                prefix=_prefix(service, prompt, start, output, script, call.cache_salt),
-                session_id=call.session_id,
-                tenant=call.tenant,
-                priority=call.priority,
-            )
+            request = plain_request(-1, -1, prompt_tokens, output)
+            request.max_output_tokens = limit
+            request.prefix = _prefix(service, prompt, start, output, script, call.cache_salt)
+            request.session_id = call.session_id
+            request.tenant = call.tenant
+            request.priority = call.priority
             request.model = model
             request.images = call.images
             if exchange.adapter and service.has_adapters(model):

@@ -24,13 +24,11 @@ from emu.apps.serve.toml import scalars_text, to_toml
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable
 from emu.documents import Document
-from emu.replica.states import ReplicaState, Writer
-from emu.replica.view import ReplicaHandle
 from emu.report.atomic import write_text
 from emu.request import Request
 from emu.units import NS_PER_S
 from emu.workload.items import Line
-from emu.world import Observer
+from emu.world import Observer, StateChange
 
 TABLES_MAX: Final = 100_000
 """Commands and faults of one recording."""
@@ -205,21 +203,20 @@ class Tape(Observer):
         """A request's KV is gone."""
         self.lost_counts[reason] = self.lost_counts.get(reason, 0) + 1
 
-    def moved(
-        self, replica: ReplicaHandle, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
+    def moved(self, change: StateChange) -> None:
         """A replica has changed its state."""
-        pair = (before.value, replica.state.value)
+        replica = change.replica
+        pair = (change.before.value, replica.state.value)
         self.transition_counts[pair] = self.transition_counts.get(pair, 0) + 1
         self.on_event(
             {
                 "event": "transition",
-                "at_s": at_ns / NS_PER_S,
+                "at_s": change.at_ns / NS_PER_S,
                 "replica": replica.replica_id,
-                "from": before.value,
-                "to": replica.state.value,
-                "writer": writer,
-                "cause": cause,
+                "from": pair[0],
+                "to": pair[1],
+                "writer": change.writer,
+                "cause": change.cause,
             }
         )
 

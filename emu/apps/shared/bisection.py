@@ -65,6 +65,8 @@ class Bisection:
         """The value searched for; None if not even the easy end of the range meets."""
         self.is_end_of_range = False
         """True if the whole range meets: the true answer may lie beyond."""
+        self.rounds = 0
+        """Rounds of which it has been told what came out."""
 
     @property
     def bracket(self) -> tuple[float, float] | None:
@@ -92,6 +94,7 @@ class Bisection:
     def tell(self, met: Mapping[float, bool]) -> None:
         """What came out of a round."""
         is_first = not self._met
+        self.rounds += 1
         self._met.update(met)
         low, high = sorted((self._good, self._bad))
         inside = sorted(v for v in self._met if low <= v <= high)

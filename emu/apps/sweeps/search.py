@@ -50,12 +50,11 @@ def search_value(
         points_per_round=table.points_per_round,
     )
     rows: list[Row] = []
-    rounds = 0
     while values := search.ask():
-        rounds += 1
-        driver.line = f"round {rounds}, {_standing(search, table)}"
+        number = search.rounds + 1
+        driver.line = f"round {number}, {_standing(search, table)}"
         asked = [{table.key: int(v) if table.integer else v} for v in values]
-        round_rows = driver.rows(with_seeds(asked, sweep.seeds, rounds))
+        round_rows = driver.rows(with_seeds(asked, sweep.seeds, number))
         for row in round_rows:
             if row.result.status == "invalid":
                 # Neither end of the range may be nonsense: there would be no answer.
@@ -76,7 +75,7 @@ def search_value(
         value=search.answer,
         fails_at=_fails_at(search, table),
         is_monotone=search.is_monotone,
-        rounds=rounds,
+        rounds=search.rounds,
     )
 
 

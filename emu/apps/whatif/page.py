@@ -72,7 +72,7 @@ def charts_of(answer: Answer) -> list[Chart]:
             values = values[~np.isnan(values)]
             if len(values):
                 curves.append((name, *cdf_points(values)))
-        chart = cdf_chart(metric, curves, None, 320) if curves else None
+        chart = cdf_chart(metric, curves) if curves else None
         if chart is not None:
             charts.append(chart)
     return charts

@@ -72,27 +72,23 @@ def look(options: WhatifOptions, watch: Callable[[str], None] | None = None) -> 
         base = outcomes[REPLAY]
         if base.error:
             raise RunError(f"the replay of {options.log} ended: {base.error}")
-        regret = None
-        is_fixed = replay.config.autoscale is None
-        if options.decisions >= 0 and len(replay.takers) > 1 and is_fixed:
-            regret = _regret(replay, base, options, pool, watch)
-    measured = recorded(log.records)
-    return Answer(
-        log=str(options.log),
-        format=log.format,
-        requests=len(lines),
-        skipped=log.skipped,
-        is_pinned=replay.is_pinned,
-        distances=distances(measured, base.latencies),
-        paired=paired(measured, base.latencies),
-        alternatives=[
-            _alternative(outcomes[variant.key], base, options.seed) for variant in variants[1:]
-        ],
-        regret=regret,
-        recorded=measured,
-        replayed=base.latencies,
-        gpu_seconds=base.gpu_seconds,
-    )
+        measured = recorded(log.records)
+        return Answer(
+            log=str(options.log),
+            format=log.format,
+            requests=len(lines),
+            skipped=log.skipped,
+            is_pinned=replay.is_pinned,
+            distances=distances(measured, base.latencies),
+            paired=paired(measured, base.latencies),
+            alternatives=[
+                _alternative(outcomes[variant.key], base, options.seed) for variant in variants[1:]
+            ],
+            regret=_regret(replay, base, options, pool, watch),
+            recorded=measured,
+            replayed=base.latencies,
+            gpu_seconds=base.gpu_seconds,
+        )
 
 
 def _read(options: WhatifOptions) -> Replay:
@@ -127,8 +123,11 @@ def _regret(
     options: WhatifOptions,
     pool: Pool[Variant, Outcome],
     watch: Callable[[str], None] | None,
-) -> Regret:
-    """Other replicas for some decisions of the replay."""
+) -> Regret | None:
+    """Other replicas for some decisions of the replay; None where there are none to choose."""
+    is_fixed = replay.config.autoscale is None
+    if options.decisions < 0 or len(replay.takers) <= 1 or not is_fixed:
+        return None
     lines, pins = replay.lines, base.replicas
     wanted = chosen_decisions(lines, pins, options.decisions, options.seed)
     tasks, choices = alternatives(replay.config, lines, pins, base.latencies, wanted, replay.takers)

@@ -63,8 +63,7 @@ def make_astra(context: LatencyContext) -> AstraBackend:
     check_astra(context)
     table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
     experts, ep = context.model.experts, _expert_ranks(context)
-    members = max(1, ep // tp)
-    links = _network(context, members)
+    links = _network(context)
     network = collective_system(context, links.dims)
     memories = _memories(context)
     setup = TraceSetup(
@@ -72,7 +71,7 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         tensor=tp,
         pipeline=pp,
         expert=ep,
-        local_experts=max(1, ep // members),
+        local_experts=max(1, ep // links.members),
         tensor_dims=links.tensor,
         expert_dims=links.expert,
     )
@@ -86,7 +85,7 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         TraceGenerator(setup, _times(context), gate),
         network,
         memories,
-        members=members,
+        members=links.members,
         host_ns=lambda shape: step_overhead_ns(costs, shape.sequences),
         faithful=table.faithful,
         calculator=_calculator(context, network, memories),
@@ -101,10 +100,13 @@ class _Links(NamedTuple):
     dims: tuple[NetworkDim, ...]
     tensor: tuple[bool, ...] | None
     expert: tuple[bool, ...] | None
+    members: int
+    """Replicas that share experts."""
 
 
-def _network(context: LatencyContext, members: int) -> _Links:
+def _network(context: LatencyContext) -> _Links:
     tp, pp = context.tensor_parallel, context.pipeline_parallel
+    members = max(1, _expert_ranks(context) // tp)
     inner, outer = link_dims(context)
     here = context.gpus_per_machine
     sizes_of = [(tp, tp), (pp, tp * pp), (members, tp * pp * members)]
@@ -115,10 +117,10 @@ def _network(context: LatencyContext, members: int) -> _Links:
     while len(dims) > 1 and dims[-1].npus == 1:
         dims.pop()
     if len(dims) == 1:
-        return _Links(tuple(dims), None, None)
+        return _Links(tuple(dims), None, None, members)
     tensor = (True, *[False] * (len(dims) - 1))
     expert = (tp > 1, False, True) if members > 1 else tensor
-    return _Links(tuple(dims), tensor, expert)
+    return _Links(tuple(dims), tensor, expert, members)
 
 
 def _memories(context: LatencyContext) -> Memories:

@@ -134,6 +134,18 @@ class RooflineTable(GatedTable, kw_only=True, frozen=True, tag="roofline"):
             "Kernel of MXFP4 experts: the engine's own for the GPU, or the one that widens 4-bit weights to 16 bits (vLLM's VLLM_MXFP4_USE_MARLIN=1)."
         ),
     ] = "native"
+    nvfp4_experts: Annotated[
+        Literal["native", "cutlass"],
+        doc(
+            "Kernel of NVFP4 experts on TensorRT-LLM: its generated ones, or CUTLASS's (moe_config.backend)."
+        ),
+    ] = "native"
+    fp8_block_products: Annotated[
+        Literal["native", "flashinfer"],
+        doc(
+            "Kernel of dense products of block-scaled fp8 on Blackwell: the engine's own, or TensorRT-LLM's generated one for few rows, which is slow with prompts (SGLang's fp8-gemm-backend flashinfer_trtllm)."
+        ),
+    ] = "native"
 
 
 class ProfileTable(GatedTable, kw_only=True, frozen=True, tag="profile"):

@@ -80,6 +80,14 @@ class ParityReplica(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_npu + self.npus_owned - 1
 
 
+class ParityHost(NamedTuple):
+    """The host memory of one node."""
+
+    memory_gib: float
+    pim: PimDevice | None
+    """What computes in it."""
+
+
 class ParityCluster(msgspec.Struct, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -89,11 +97,9 @@ class ParityCluster(msgspec.Struct, frozen=True, kw_only=True):
     memories: Memories
     pim_memories: Memories
     """The same where attention runs in the first node's memory."""
-    nodes: int
-    host_memory_gib: tuple[float, ...]
-    cxl_gib: float = 0.0
-    pims: tuple[PimDevice | None, ...] = ()
+    hosts: tuple[ParityHost, ...]
     """By node."""
+    cxl_gib: float = 0.0
 
 
 _OVERRIDES: Final = (
@@ -127,33 +133,30 @@ def read_cluster(path: Path, pim_directory: Path | None = None) -> ParityCluster
             next_npu += replica.npus_owned
             replicas.append(replica)
     _check_groups(replicas, source)
-    hosts = [_get(node, "cpu_mem", source) for node in data["nodes"]]
-    pims = tuple(_pim(host, pim_directory) for host in hosts)
-    cxl = data.get("cxl_mem")
-    pim_memories = _memories(data, replicas, pims[0], source)
+    stated = [_get(node, "cpu_mem", source) for node in data["nodes"]]
+    hosts = tuple(_host(table, pim_directory, source) for table in stated)
+    pim, cxl = hosts[0].pim, data.get("cxl_mem")
     # Where the memory computes its figures are those of the device; the file's may be missing.
-    is_plain = pims[0] is None or "mem_bw" in hosts[0]
+    has_plain = "mem_bw" in stated[0]
     cluster = ParityCluster(
         source=source,
         replicas=tuple(replicas),
         network=_network(data, replicas, source),
-        memories=_memories(data, replicas, None, source) if is_plain else pim_memories,
-        pim_memories=pim_memories,
-        nodes=len(data["nodes"]),
-        host_memory_gib=tuple(float(_get(host, "mem_size", source)) for host in hosts),
+        memories=_memories(data, replicas, None if has_plain else pim, source),
+        pim_memories=_memories(data, replicas, pim, source),
+        hosts=hosts,
         cxl_gib=float(cxl["mem_size"]) if cxl else 0.0,
-        pims=pims,
     )
     for replica in replicas:
         _check_placement(replica, cluster.memories, source)
     return cluster
 
 
-def _pim(host: DocumentView, directory: Path | None) -> PimDevice | None:
-    name = host.get("pim_config")
-    if not name or directory is None:
-        return None
-    return read_pim_device(directory / f"{name}.ini")
+def _host(table: DocumentView, pim_directory: Path | None, source: str) -> ParityHost:
+    name, size_gib = table.get("pim_config"), float(_get(table, "mem_size", source))
+    if not name or pim_directory is None:
+        return ParityHost(size_gib, None)
+    return ParityHost(size_gib, read_pim_device(pim_directory / f"{name}.ini"))
 
 
 def _get(table: DocumentView, key: str, source: str) -> Any:

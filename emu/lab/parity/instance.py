@@ -350,7 +350,7 @@ def _tiers(
     place = -1 if is_cxl else replica.node
     if options.prefix_sharing and place in shared:
         return [shared[place]]
-    size_gib = cluster.cxl_gib if is_cxl else cluster.host_memory_gib[replica.node]
+    size_gib = cluster.cxl_gib if is_cxl else cluster.hosts[replica.node].memory_gib
     if size_gib <= 0:
         name = "cxl_mem" if is_cxl else "cpu_mem"
         raise InputError(cluster.source, None, name, "there is none to keep prefixes in")
@@ -381,12 +381,11 @@ def _generator(
         gate = make_gate(options.expert_routing, shape, faithful=True)
     pim = None
     if options.attention_offloading:
-        device = cluster.pims[replica.node]
-        if device is None:
+        host = cluster.hosts[replica.node]
+        if host.pim is None:
             problem = f"node {replica.node} has none, which attention offloading needs"
             raise InputError(cluster.source, None, "cpu_mem.pim_config", problem)
-        channels = device.channels(cluster.host_memory_gib[replica.node])
-        pim = PimAttention(device, channels, model, tp)
+        pim = PimAttention(host.pim, host.pim.channels(host.memory_gib), model, tp)
     setup = TraceSetup(
         model=model,
         kind=replica.kind,

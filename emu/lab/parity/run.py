@@ -25,7 +25,7 @@ from emu.errors import InputError, RunError
 from emu.lab.parity.cluster import ParityCluster
 from emu.lab.parity.instance import Flight, Instance, ParityOptions, ParityRow
 from emu.process.prepared import prepared
-from emu.request import Request
+from emu.request import Request, plain_request
 from emu.scheduling.base import Progress
 from emu.workload.items import Line, Turn, prefix_of
 
@@ -127,24 +127,13 @@ class ParityRun:
         """16 requests for every instance from the start, past the router."""
         for instance in self.instances:
             for number in range(_DEFAULT_REQUESTS):
-                request = Request(
-                    request_id=instance.replica.index * _DEFAULT_REQUESTS + number,
-                    arrival_ns=0,
-                    prompt_tokens=_DEFAULT_TOKENS,
-                    output_tokens=_DEFAULT_TOKENS,
-                    max_output_tokens=_DEFAULT_TOKENS,
-                )
+                request_id = instance.replica.index * _DEFAULT_REQUESTS + number
+                request = plain_request(request_id, 0, _DEFAULT_TOKENS, _DEFAULT_TOKENS)
                 instance.scheduler.enqueue(request, 0)
 
     def _release(self, request_id: int, item: Line | Turn, arrival_ns: int) -> None:
-        request = Request(
-            request_id=request_id,
-            arrival_ns=arrival_ns,
-            prompt_tokens=item.input_toks,
-            output_tokens=item.output_toks,
-            max_output_tokens=item.output_toks,
-            prefix=prefix_of(item),
-        )
+        request = plain_request(request_id, arrival_ns, item.input_toks, item.output_toks)
+        request.prefix = prefix_of(item)
         heapq.heappush(self._pending, (arrival_ns, next(self._numbers), request))
         if not self.options.late_arrivals:
             self.executor.wake_at(max(arrival_ns, self.executor.now_ns))

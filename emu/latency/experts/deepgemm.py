@@ -1,11 +1,24 @@
-"""Block-scaled fp8 products as DeepGEMM runs them on Hopper, dense and grouped.
+"""Products of experts' weights as the libraries of wide groups run them, dense and grouped.
 
-Coefficients for the formulas of `emu/latency/kernels/`, fitted to the tables that DeepGEMM
-publishes for an H800 (README at 8002b76; kernel times, without a host's launch). Dense: the rows
-with 64 and 4,096 tokens were fitted, those with 128 left out. Grouped: 4 x 8,192, 1 x 1,024 and
-4 x 256 rows
-were fitted, 8 x 4,096 and 2 x 512 left out. `tests/latency/experts/test_kernels.py` says how far
-each row is off. On other architectures nothing changes.
+Coefficients for the formulas of `emu/latency/kernels/`, fitted to kernel times without a host's
+launch.
+
+Hopper: DeepGEMM's block-scaled fp8, from the tables that it publishes for an H800 (README at
+8002b76). Dense: the rows with 64 and 4,096 tokens were fitted, those with 128 left out. Grouped:
+4 x 8,192, 1 x 1,024 and 4 x 256 rows were fitted, 8 x 4,096 and 2 x 512 left out, and so were
+those of SGLang's wide groups on H100 and H200, but for the launches and how fast weights are read
+(240 decodes, even loads; aiconfigurator-core 0.12.0, wideep_generation_moe: median 4 %, p90 6 to
+15 %).
+
+Blackwell, 8 bits: DeepGEMM publishes no table. Dense products of 1,024 and 2,048 rows took 146 and
+260 us on a B200 (SGLang pull request 13528), a tenth longer than the fitted formula; inputs are
+turned into 8 bits by one kernel, as on Hopper. Grouped: the same table of SGLang's on GB200 (56
+points, median 3 %); B200 was left out (56 points, 3 %).
+
+Blackwell, nvfp4: FlashInfer's CuTe kernel (pull request 2503, 18 groups of 28 to 455 rows); a row
+with 6 groups of 980 was left out (pull request 1502).
+
+`tests/latency/experts/test_kernels.py` says how far each row is off.
 """
 
 from __future__ import annotations
@@ -28,25 +41,56 @@ DENSE: Final = Products(
     quantize=3.03 / 0.8,
 )
 GROUPED: Final = Experts(
-    # Two products of 6 us, and two element-wise kernels: activation, and its quantization.
-    launch_us=2 * 6.0 + 2 * 2.2,
-    memory=1.0,
+    # Two products of 6 us, and what stands between and behind them: 20 us in SGLang's wide groups.
+    launch_us=20.0,
+    memory=0.85,
     compute=0.67,
     block=64.0,
     few=0.0,
     row=1.01,
-    softness=2.125,
+    softness=3.0,
 )
+GROUPED_BLACKWELL: Final = Experts(
+    launch_us=20.0,
+    memory=0.75,
+    compute=0.5,
+    block=128.0,
+    few=0.0,
+    row=1.0,
+    softness=4.0,
+)
+GROUPED_NVFP4: Final = Experts(
+    # Two products of 4 us, and one kernel between them: activation and quantization.
+    launch_us=2 * 4.0 + 2.2,
+    memory=0.64,
+    compute=0.40,
+    block=64.0,
+    few=0.0,
+    row=0.9,
+    softness=2.5,
+)
+_DENSE_BLACKWELL: Final = 0.9
+"""Of the rate that the fitted formula of large products has."""
 _FAMILY: Final = "fp8"
 
 
 def with_deepgemm(kernels: Kernels, gpu: GpuSpec) -> Kernels:
-    """The set of a GPU with DeepGEMM's products in place of those for 8-bit weights."""
-    if gpu.architecture != "hopper" or not gpu.tflops_fp8:
+    """The set of a GPU with these products in place of those for weights of few bits."""
+    if not gpu.tflops_fp8 or gpu.architecture not in ("hopper", "blackwell"):
         return kernels
+    dense, grouped = DENSE, {_FAMILY: GROUPED}
+    if gpu.architecture == "blackwell":
+        own = kernels.products[_FAMILY]
+        dense = msgspec.structs.replace(
+            own,
+            launch_us=DENSE.launch_us,
+            compute=own.compute * _DENSE_BLACKWELL,
+            quantize=DENSE.quantize,
+        )
+        grouped = {_FAMILY: GROUPED_BLACKWELL, "nvfp4": GROUPED_NVFP4}
     return msgspec.structs.replace(
         kernels,
         surfaces="",  # made of other kernels, and of these formulas with other coefficients
-        products={**kernels.products, _FAMILY: DENSE},
-        experts={**kernels.experts, _FAMILY: GROUPED},
+        products={**kernels.products, _FAMILY: dense},
+        experts={**kernels.experts, **grouped},
     )

@@ -26,29 +26,35 @@ from emu.latency.experts.destinations import Choice, destinations
 
 _NIC: Final = 50e9
 """Bytes a second of the network in the tables of DeepEP (400 Gbit/s for each GPU)."""
-_H800_NVLINK: Final = 200e9
-"""The same of NVLink, one way (H800)."""
 _GB200_NVLINK: Final = 900e9
 # DeepEP V1, normal kernels, 4,096 tokens, 4 of 8 groups (docs/legacy.md). Rates there count the
-# tokens of the own node: less those, EP 32 and 64 reach this part of the NIC; EP 8 this of NVLink.
+# tokens of the own node: less those, EP 32 and 64 reach this part of the NIC.
 _NORMAL_NIC: Final = (0.882, 0.865)
-_NORMAL_NVLINK: Final = (153 / 200, 158 / 200)
 NORMAL_PROCESSORS: Final = 24
 """Streaming multiprocessors that the normal kernels hold (DeepSeek's prefill)."""
+# Over NVLink: GB/s of the link, one way -> GB/s of the tokens of all ranks, own included. H800:
+# docs/legacy.md; H200 (8 ranks) and GB200 (4): the tables of SGLang's wide groups in
+# aiconfigurator-core 0.12.0, 16,384 tokens. So many processors do not fill a faster link.
+_NORMAL_NEAR: Final = ((200.0, 153.0, 158.0), (450.0, 251.0, 263.0), (900.0, 338.0, 390.0))
 # DeepEP V1, low-latency kernels, 128 tokens, 8 experts each, fp8 out, bf16 back (docs/legacy.md):
-# ranks -> GB/s of all copies, own rank included.
+# ranks -> us. Over the network a kernel without bytes takes what `_LEAST_NIC_S` says, the mean of
+# 2 to 8 machines of H200 (the tables of SGLang's wide groups in aiconfigurator-core 0.12.0); the
+# rest is bytes.
 _LOW_LATENCY: Final = (
-    (8, 98.0, 127.0),
-    (16, 63.0, 74.0),
-    (32, 48.0, 53.0),
-    (64, 43.0, 46.0),
-    (128, 39.0, 39.0),
-    (256, 39.0, 40.0),
+    (16, 118.0, 195.0),
+    (32, 155.0, 273.0),
+    (64, 173.0, 314.0),
+    (128, 192.0, 369.0),
+    (256, 194.0, 360.0),
 )
-_LEAST_NIC_S: Final = 35e-6
-_LEAST_NVLINK_S: Final = 15e-6
-"""A low-latency kernel without bytes. Over the network: 30 to 40 us (Perplexity's and SGLang's
-remarks, not a table); over NVLink: TensorRT-LLM's first row without its launch."""
+_LEAST_NIC_S: Final = (25e-6, 30e-6)
+# The same over NVLink: GB/s of the link, one way -> GB/s of the copies that leave the rank, and us
+# without bytes. H800: docs/legacy.md, 8 ranks. H200 (8) and GB200 (4): the same wide tables, 1,024
+# tokens; the combination of Hopper does not fill a faster link.
+_LOW_LATENCY_NEAR: Final = ((200.0, 107.0, 129.0), (450.0, 266.0, 220.0), (900.0, 471.0, 587.0))
+_LEAST_NVLINK_S: Final = ((200.0, 15.0, 15.0), (450.0, 12.0, 13.0), (900.0, 17.0, 18.0))
+_COPIES: Final = (128 * 8 * 7_392.0, 128 * 8 * 14_336.0)
+"""Bytes of DeepEP's table, out and back."""
 # TensorRT-LLM, one-sided all-to-all on GB200 (tech blog 18): us for 1, 32 .. 2,048 tokens of a rank
 # in bf16, H 7,168, 8 experts; ranks -> dispatch, combine.
 _ONE_SIDED_TOKENS: Final = (1, 32, 64, 128, 256, 512, 1024, 2048)
@@ -122,13 +128,14 @@ class Normal:
         if not wire.is_apart:
             remote *= 1.0 - 1.0 / nodes
         near = destinations(wire.choice, ranks)
+        near_rates = _near(_NORMAL_NEAR, wire.nvlink_bytes_per_s / 1e9)
         self._token_s = tuple(
             max(
                 remote * size / (wire.nic_bytes_per_s * nic),
-                near * size / (wire.nvlink_bytes_per_s * nvlink),
+                near * size / nvlink,
             )
             for size, nic, nvlink in zip(
-                (wire.dispatch_bytes, wire.combine_bytes), _NORMAL_NIC, _NORMAL_NVLINK, strict=True
+                (wire.dispatch_bytes, wire.combine_bytes), _NORMAL_NIC, near_rates, strict=True
             )
         )
 
@@ -145,23 +152,31 @@ class LowLatency:
     row_bytes = 0.0  # rows arrive sorted by expert, and the combination sums them
 
     def __init__(self, wire: Wire) -> None:
-        self._copies = wire.choice.per_token
-        self._sizes = (wire.dispatch_bytes, wire.combine_bytes)
-        is_near = wire.nodes == 1 and not wire.is_apart
-        scale = wire.nvlink_bytes_per_s / _H800_NVLINK if is_near else wire.nic_bytes_per_s / _NIC
-        ranks = 1 if is_near else wire.ranks  # NVLink carries no less to more ranks
-        out, back = (_between(_LOW_LATENCY, ranks, side) for side in (1, 2))
-        self._rates = (out * 1e9 * scale, back * 1e9 * scale)
-        self._least_s = _LEAST_NVLINK_S if is_near else _LEAST_NIC_S
+        copies = wire.choice.per_token
+        sizes = (copies * wire.dispatch_bytes, copies * wire.combine_bytes)
+        if wire.nodes == 1 and not wire.is_apart:
+            link = wire.nvlink_bytes_per_s / 1e9  # it carries no less to more ranks
+            self._least_s = _pair(_LEAST_NVLINK_S, link, 1e-6)
+            rates = _near(_LOW_LATENCY_NEAR, link)
+            leaving = 1.0 - 1.0 / wire.ranks
+            sizes = (leaving * sizes[0], leaving * sizes[1])
+        else:
+            self._least_s = _LEAST_NIC_S
+            scale = wire.nic_bytes_per_s / _NIC
+            out_s, back_s = _pair(_LOW_LATENCY, wire.ranks, 1e-6)
+            rates = (
+                scale * _COPIES[0] / (out_s - _LEAST_NIC_S[0]),
+                scale * _COPIES[1] / (back_s - _LEAST_NIC_S[1]),
+            )
+        self._token_s = (sizes[0] / rates[0], sizes[1] / rates[1])
 
     def times_s(self, tokens: float, skew: float) -> tuple[float, float]:
-        """The longer of a message's latency and its bytes."""
-        copies = tokens * skew * self._copies
-        out_s, back_s = (
-            max(self._least_s, copies * size / rate)
-            for size, rate in zip(self._sizes, self._rates, strict=True)
+        """A message's latency and its bytes."""
+        moved = tokens * skew
+        return (
+            self._least_s[0] + moved * self._token_s[0],
+            self._least_s[1] + moved * self._token_s[1],
         )
-        return out_s, back_s
 
 
 class OneSided:
@@ -202,12 +217,23 @@ def _at(times_us: Sequence[float], tokens: float) -> float:
     return times_us[at - 1] + slope * (tokens - low)
 
 
-def _between(rows: Sequence[Sequence[float]], ranks: int, column: int) -> float:
-    """A column of a table by ranks, evenly in their logarithm, flat beyond its ends."""
-    if ranks <= rows[0][0]:
+def _pair(rows: Sequence[Sequence[float]], at: float, unit: float) -> tuple[float, float]:
+    """Both ways."""
+    return _between(rows, at, 1) * unit, _between(rows, at, 2) * unit
+
+
+def _near(rows: Sequence[Sequence[float]], link: float) -> tuple[float, float]:
+    """Bytes a second both ways over NVLink of so many GB/s; in proportion beyond the table."""
+    beyond = link / min(max(link, rows[0][0]), rows[-1][0])
+    return _pair(rows, link, 1e9 * beyond)
+
+
+def _between(rows: Sequence[Sequence[float]], at: float, column: int) -> float:
+    """A column of a table by its first, evenly in its logarithm, flat beyond its ends."""
+    if at <= rows[0][0]:
         return rows[0][column]
     for low, high in itertools.pairwise(rows):
-        if ranks <= high[0]:
-            part = math.log(ranks / low[0]) / math.log(high[0] / low[0])
+        if at <= high[0]:
+            part = math.log(at / low[0]) / math.log(high[0] / low[0])
             return low[column] + part * (high[column] - low[column])
     return rows[-1][column]

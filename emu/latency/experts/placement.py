@@ -7,6 +7,7 @@ token still meets few nodes (hierarchical); else all slots are dealt at once (gl
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 Slots = list[list[int]]
@@ -24,9 +25,12 @@ def in_order(experts: int, ranks: int) -> Slots:
 def copies_of(loads: Sequence[float], slots: int) -> list[int]:
     """Copies of each expert: each further slot goes to the expert with the most load a copy."""
     copies = [1] * len(loads)
+    most = [(-load, one) for one, load in enumerate(loads)]
+    heapq.heapify(most)
     for _ in range(slots - len(loads)):
-        most = max(range(len(loads)), key=lambda one: (loads[one] / copies[one], -one))
-        copies[most] += 1
+        one = most[0][1]
+        copies[one] += 1
+        heapq.heapreplace(most, (-loads[one] / copies[one], one))
     return copies
 
 
@@ -34,13 +38,14 @@ def packed(weights: Sequence[float], packs: int) -> list[list[int]]:
     """Items dealt to packs of equal number: the heaviest first, to the lightest with room."""
     room = -(-len(weights) // packs)
     found: list[list[int]] = [[] for _ in range(packs)]
-    loads = [0.0] * packs
+    lightest = [(0.0, pack) for pack in range(packs)]
     for item in sorted(range(len(weights)), key=lambda one: (-weights[one], one)):
-        pack = min(
-            (at for at in range(packs) if len(found[at]) < room), key=lambda at: (loads[at], at)
-        )
+        load, pack = lightest[0]
         found[pack].append(item)
-        loads[pack] += weights[item]
+        if len(found[pack]) < room:
+            heapq.heapreplace(lightest, (load + weights[item], pack))
+        else:
+            heapq.heappop(lightest)
     return found
 
 

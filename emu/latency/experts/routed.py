@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from emu.latency.experts.exchange import (
     Wire,
     token_bytes,
 )
+from emu.latency.experts.popularity import Popularity
 from emu.latency.experts.setting import ExpertSetting
 from emu.latency.kernels.operations import Ops
 from emu.units import NS_PER_S, gbps_to_bytes_per_s
@@ -120,7 +122,13 @@ def make_balance(context: LatencyContext, setting: ExpertSetting) -> Balance | N
         interval_s=setting.interval_s,
         drift_s=setting.drift_s,
     )
-    return Balance(setting.popularity, deal)
+    return _balance(setting.popularity, deal)
+
+
+@functools.lru_cache(maxsize=32)
+def _balance(popularity: Popularity, deal: Deal) -> Balance:
+    """One for all members of a group: a plan for each layer takes some milliseconds."""
+    return Balance(popularity, deal)
 
 
 def stall_ns(context: LatencyContext, setting: ExpertSetting) -> int:

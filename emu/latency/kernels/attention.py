@@ -24,9 +24,34 @@ from emu.latency.coefficients import Decodes, Prompts
 from emu.latency.kernels.factors import Factors
 from emu.units import ceil_div
 
-LATENT_DECODES: Final = {"hopper": (660 / 989.4, 3000 / 3352)}
-"""By architecture: the parts of the peak in half precision and of the memory's rate that decodes of
-latent attention reach. Hopper: FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800."""
+
+class LatentDecodes(NamedTuple):
+    """Decodes of latent attention on an architecture."""
+
+    compute: float
+    """Part of the peak in half precision, KV in 16 bits."""
+    memory: float
+    """Part of the memory's rate."""
+    sequence_us: float
+    """Of one processor, for each sequence."""
+    row_us: float
+    """The same for each query head of a sequence."""
+    narrow_compute: float = 0.0
+    """Part of the peak in 8 bits, KV in 8 bits; 0 = it is widened and multiplied in 16."""
+    narrow_memory: float = 0.0
+    """Part of the memory's rate, KV in 8 bits; 0 = as in 16 bits."""
+
+
+LATENT_DECODES: Final = {
+    # FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800. Its arithmetic is known.
+    "hopper": LatentDecodes(660 / 989.4, 3000 / 3352, -1.0, 0.0),
+    # TensorRT-LLM's generated kernels as SGLang calls them on B200 and GB200: 16 and 128 heads,
+    # 512 sequences of 2 and 8,192 tokens (aiconfigurator-core 0.12.0, generation_mla). With two
+    # tokens it is the queries and outputs that count.
+    "blackwell": LatentDecodes(0.53, 0.75, 4.4, 0.089, 0.489, 0.87),
+}
+_ELEMENT_MEMORY: Final = 0.8
+"""Part of the memory's rate at which rows are read and written."""
 QUERY_TILE = 128
 """Query rows that one processor keeps (flash attention over paged KV)."""
 
@@ -85,12 +110,30 @@ class AttentionCost:
         rate = peak * prompts.compute
         self._arithmetic_s = heads * decode_flops / rate
         self._memory, self._row_us = decodes.memory, decodes.row_us
-        known = LATENT_DECODES.get(gpu.architecture) if mla is not None else None
-        if known is not None:
-            self._arithmetic_s = heads * decode_flops / (peak * known[0])
-            self._memory, self._row_us = known[1], 0.0  # its arithmetic is known
+        self._sequence_us = decodes.sequence_us
+        self.absorbed_s = 0.0
+        """Of a sequence, beside the kernel."""
+        if mla is not None:
+            # Queries go into the latent space and outputs out of it by products of their own:
+            # what they write and read there moves beside the kernel.
+            absorbed = 2 * 2 * heads * mla.kv_lora_rank
+            self.absorbed_s = absorbed / (gpu.memory_gbytes_per_s * 1e9 * _ELEMENT_MEMORY)
+            known = LATENT_DECODES.get(gpu.architecture)
+            if known is not None:
+                self._take_latent(known, gpu, kind, heads * decode_flops)
         self._pair_s = heads * head_flops / rate
         self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
+
+    def _take_latent(self, known: LatentDecodes, gpu: GpuSpec, kind: str, flops: float) -> None:
+        """What kernels of latent attention reach; `flops`: of a query against a key, all heads."""
+        compute, memory = gpu.peak_flops("bfloat16") * known.compute, known.memory
+        if kind == "fp8" and known.narrow_compute and gpu.tflops_fp8:
+            compute = gpu.tflops_fp8 * 1e12 * known.narrow_compute
+            memory = known.narrow_memory * self.decodes.narrow  # its bytes count that often
+        self._arithmetic_s = flops / compute
+        self._memory, self._row_us = memory, known.row_us
+        if known.sequence_us >= 0.0:
+            self._sequence_us = known.sequence_us
 
     def decode_line(self, count: int) -> Line:
         """Costs of a batch of so many sequences, without the launch."""
@@ -98,7 +141,8 @@ class AttentionCost:
         sequences = max(1, count) / self._processors
         waves = sequences * self._kv_heads
         rows_us = self._row_us * self._heads
-        start = 1e-6 * (kernel.wave_us * waves + (kernel.sequence_us + rows_us) * sequences)
+        start = 1e-6 * (kernel.wave_us * waves + (self._sequence_us + rows_us) * sequences)
+        start += count * self.absorbed_s
         slope = self._kv_ideal_s / self._memory
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves

@@ -25,6 +25,8 @@ class Book(msgspec.Struct):
     """Tokens of rows that ended with the last batch of an engine that works ahead."""
     formed_ns: int = -1
     """When its last batch was formed."""
+    held_back: int = 0
+    """Steps in turn for which contexts have waited for more of them (TensorRT-LLM)."""
 
 
 class Due(msgspec.Struct):

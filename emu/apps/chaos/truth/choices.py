@@ -65,6 +65,8 @@ class Choices:
         self._gone: set[int] = set()
         self._returned: set[int] = set()
         """Rows that were preempted, lost or sent elsewhere: their place in a queue is special."""
+        self._rereads: set[int] = set()
+        """Of these, rows that have got no token since they were preempted."""
         self._hopeless = {r["row"] for r in tape.by_event["ended"] if r["status"] == "failed"}
         """Rows that fail: one that can never be held blocks none behind it."""
         self._shrinks = any(fault["kind"] == "kv_shrink" for fault in tape.faults)
@@ -116,6 +118,7 @@ class Choices:
             self._desks.pop(record["replica"], None)
 
     def _tokens(self, record: Record) -> None:
+        self._rereads.difference_update(record["rows"])
         for row in record["rows"]:
             self._got[row] += len(record["ends"])
 
@@ -131,6 +134,7 @@ class Choices:
             self._packs(seat, record, where)
             for row in record.get("preempted", ()):
                 self._returned.add(row)
+                self._rereads.add(row)
                 self._leave(row)
         if not is_own and "first_layer" not in record:
             self._limits(seat, record, where)
@@ -193,6 +197,7 @@ class Choices:
             if (new == 1 or not seat.is_plain)
             and before >= self._tape.arrived[row]["prompt"]
             and self._got[row]
+            and row not in self._rereads
         ]
         prompts = [member for member in members if member[0] not in decodes]
         new = sum(member[2] for member in prompts)
@@ -336,8 +341,12 @@ class Choices:
         if held > seat.blocks - free:
             self._tape.say(f"T5: {where} holds {held} blocks of {seat.blocks}, {free} stay free")
 
+    def _follows(self, row: int, other: int) -> bool:
+        """It arrived later; one that a crash sent here may be older than what waits at the head."""
+        return self._came_ns(row) > self._came_ns(other)
+
     def _front(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:
-        """What was preempted goes on before anything else begins, the last preempted first."""
+        """What was preempted goes on before all that arrived later, the last preempted first."""
         table = seat.scheduler
         if not isinstance(table, VllmTable) or table.order != "arrival" or seat.passes_over:
             return
@@ -347,7 +356,7 @@ class Choices:
                 self._tape.count("front")
                 left.pop(0)
                 desk.front.remove(row)
-            elif left and row not in desk.computed and not before:
+            elif left and row not in desk.computed and not before and self._follows(row, left[0]):
                 self._tape.count("front")
                 self._tape.say(f"T5: {where} begins row {row}, and preempted row {left[0]} waits")
 

@@ -106,9 +106,14 @@ class Deadlines:
         waits_s = table.restart_s + (table.load_deadline_s or 120.0) + table.drain_grace_s
         waits_ms = table.transfer_timeout_ms + table.lease_ms + table.progress_deadline_ms
         calm_ns = max(ends) + to_ns(waits_s + waits_ms / 1e3) + _SLACK_NS
+        own = _OWN
+        if not table.replace and any(seat.experts is not None for seat in tape.seats):
+            # A member that was given up is never back, and the others wait for its experts: what
+            # they hold is lost when nothing else happens.
+            own = (*own, "replica_lost")
         for record in tape.by_event["lost"]:
             self._tape.count("calm")
-            if record["at_ns"] > calm_ns and record["reason"] not in _OWN:
+            if record["at_ns"] > calm_ns and record["reason"] not in own:
                 self._tell(record, calm_ns)
 
     def _tell(self, record: Record, calm_ns: int) -> None:

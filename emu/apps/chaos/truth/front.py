@@ -4,6 +4,7 @@ Restates docs/lab/roofline.md ("front end"): one API server a replica, in turn; 
 in order of arrival, its CPU for the intake, then the tokenizer's wait and the encoding, in which no
 request overtakes another. The output events of a step are handled one after another on one CPU;
 those of the next step wait until they are done, and a token stands in the middle of its step's.
+With `stream_interval` a step has that part of its events, but for first tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Front:
             self._intake(takers)
         is_split = any(seat.role != "colocated" for seat in tape.seats)
         is_odd = is_split or tape.config.autoscale is not None or tape.config.migration.rebalance
-        if not is_odd and all(seat.front for seat in tape.seats):
+        fronts = [seat.front for seat in tape.seats if seat.front is not None]
+        # A row that starts anew has a first token again, or none: it is not told.
+        is_odd |= bool(tape.by_event["lost"]) and any(one.group_tokens > 1 for one in fronts)
+        if not is_odd and len(fronts) == len(tape.seats):
             tape.replay({"tokens": self._tokens, "ended": self._ended, "lost": self._lose})
 
     def _intake(self, takers: list[Seat]) -> None:
@@ -70,7 +74,9 @@ class Front:
         replica, rows = record["replica"], record["rows"]
         front = self._tape.seats[replica].front
         assert front is not None
-        end_ns, work_ns = record["at_ns"], len(rows) * front.event_ns
+        end_ns, firsts = record["at_ns"], len(set(rows) - self._late_ns.keys())
+        group_ns = front.event_ns // front.group_tokens
+        work_ns = firsts * front.event_ns + (len(rows) - firsts) * group_ns
         start_ns = max(self._free_ns[replica], end_ns)
         self._free_ns[replica] = start_ns + work_ns
         late_ns = start_ns - end_ns + work_ns // 2 + front.output_ns

@@ -26,6 +26,8 @@ class Leaving:
         """The destination that was taken last."""
         self._lane_ns: dict[tuple[int, int], int] = {}
         """What transfers between two replicas take besides, without the connector."""
+        self._carried: dict[int, list[int]] = {}
+        """Rows of each transfer."""
         self._came_ns: dict[int, list[int]] = defaultdict(list)
         self._odd: set[int] = set()
         """Rows that were lost, sent elsewhere, or moved while they ran."""
@@ -41,6 +43,7 @@ class Leaving:
                 "tokens": self._tokens,
                 "taken": self._taken,
                 "transfer": self._transfer,
+                "transfer_over": self._transfer_over,
                 "migrated": self._migrated,
                 "ended": self._ended,
                 "lost": self._lost,
@@ -83,6 +86,7 @@ class Leaving:
         if (taken["source"], taken["destination"], taken["at_ns"]) != (*pair, record["at_ns"]):
             return
         self._last = {}
+        self._carried[record["transfer"]] = taken["rows"]
         self._tape.count("connector")
         if network.kv_transfer != "layerwise" and record.get("overlapped_bytes"):
             self._tape.say(f"T3: transfer {record['transfer']} hides bytes, and is not layer-wise")
@@ -101,6 +105,12 @@ class Leaving:
                 f"T3: transfer {record['transfer']} of {blocks} blocks is {record['latency_ns']} "
                 f"ns late, should be {due_ns + setup_ns}"
             )
+
+    def _transfer_over(self, record: Record) -> None:
+        """One that is stopped has lost its rows, whose ends are told after who leaves next."""
+        if record["how"] == "stopped":
+            for row in self._carried.get(record["transfer"], ()):
+                self._leave(row)
 
     def _migrated(self, record: Record) -> None:
         for row in record["rows"]:

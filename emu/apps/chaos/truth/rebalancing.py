@@ -22,7 +22,8 @@ class _Residents:
         self.tokens: dict[int, int] = defaultdict(int)
         self.running: dict[int, dict[int, None]] = defaultdict(dict)
         self.unordered: set[int] = set()
-        """Replicas that changed their state with rows, whose order batches do not tell."""
+        """Replicas whose order batches do not tell: they changed their state with rows, or a row
+        was in no batch, as one that stands still to move and comes back behind all if refused."""
         self._moved: dict[int, list[int]] = defaultdict(list)
         """Tokens of a row at each of its moves."""
 
@@ -36,12 +37,17 @@ class _Residents:
             running = self.running[record["replica"]]
             for row in record.get("preempted", ()):
                 running.pop(row, None)
-            running.update(dict.fromkeys(member[0] for member in record["members"]))
+            rows = dict.fromkeys(member[0] for member in record["members"])
+            if running.keys() - rows.keys():
+                self.unordered.add(record["replica"])
+            running.update(rows)
         elif event == "state":
             if self.running.pop(record["replica"], None):
                 self.unordered.add(record["replica"])
         else:
             for row in record.get("rows", (record.get("row"),)):
+                if record.get("live"):
+                    self._moved[row][-1:] = [self.tokens[row]]  # it ran while its KV was copied
                 for running in self.running.values():
                     running.pop(row, None)
 

@@ -281,7 +281,7 @@ class Remembered:
         self._drop(record["replica"])
 
     def _fault(self, record: Record) -> None:
-        if "tier" in record["kind"] or "cache" in record["kind"]:
+        if record["kind"] in ("host_cache_lost", "cxl_lost"):
             for replica in list(self._shelves):
                 self._drop(replica)
 

@@ -3,7 +3,7 @@
 Restates docs/lab/tensorrt-llm.md: requests are asked in order of arrival whether they fit, beside
 what running ones keep (all of their output, or the blocks of their next token; then the one that
 came last is paused where blocks lack). Each that generates has one token, contexts the rest: whole,
-cut to blocks from the last, or a block each in turn.
+cut to blocks from the last, or a block each in turn. With `batch_wait_timeout_iters` they wait.
 """
 
 from __future__ import annotations
@@ -108,10 +108,21 @@ def due_of_tensorrt(seat: Seat, book: Book, ask: Ask) -> Due:
     rows = [*contexts, *begun]
     lengths = [ask.reached(row) - step.computed.get(row, 0) for row in rows]
     due = Due({row: (step.computed[row], 1) for row in decodes}, step.paused)
-    for row, new in zip(rows, _shares(seat, lengths, left), strict=True):
-        if new:
-            due.members[row] = step.computed.get(row, 0), new
+    shared = {row: new for row, new in zip(rows, _shares(seat, lengths, left), strict=True) if new}
+    generations = len(decodes) + step.turns_lost
+    whole = sum(ask.reached(row) for row in shared)
+    if not (shared and generations and _holds_back(seat, book, generations + whole)):
+        due.members |= {row: (step.computed.get(row, 0), new) for row, new in shared.items()}
     return due
+
+
+def _holds_back(seat: Seat, book: Book, step_tokens: int) -> bool:
+    """Contexts wait beside generations until a step is large enough, or for so many steps."""
+    table = seat.scheduler
+    is_enough = step_tokens >= table.batch_wait_max_tokens_ratio * table.tokens_max
+    holds = not is_enough and book.held_back < table.batch_wait_timeout_iters
+    book.held_back = book.held_back + 1 if holds else 0
+    return holds
 
 
 def _shares(seat: Seat, lengths: Sequence[int], left: int) -> list[int]:

@@ -19,7 +19,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     token_ns: int
     """Encoding a token of a prompt."""
     event_ns: int
-    """Streaming a token."""
+    """An output event: a token, or a group of tokens."""
+    group_tokens: int
+    """Tokens of a request in an event, after its first."""
     output_ns: int
     """From the end of a step to the client, besides."""
 
@@ -182,6 +184,7 @@ def _front(replica: ReplicaPlan) -> FrontEnd | None:
         wait_ns=engine.batch_wait_ns,
         token_ns=engine.prompt_token_ns,
         event_ns=engine.output_event_ns,
+        group_tokens=replica.bound.model.stream_interval if replica.bound else 1,
         output_ns=engine.output_ns,
     )
 

@@ -1,11 +1,13 @@
 """Worlds of one group that shares experts, and of what `[engine]` and `[recovery]` say of it.
 
 One wide world in thirty, by a stream of its own, so that all others stay. Ranks are lost while the
-group stalls for another, come back while it does, and are too many to go on without.
+group stalls for another, come back while it does, and are too many to go on without. A campaign of
+lost ranks draws nothing else, and wider groups.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
@@ -21,6 +23,10 @@ _FAULTS: Final = (
     *("gpu_crash", "gpu_crash", "gpu_crash", "replica_crash", "replica_restart"),
     *("pause", "straggler", "node_crash", "kv_shrink", "freeze"),
 )
+_LOSSES: Final = frozenset({"gpu_crash", "replica_crash", "replica_restart", "node_crash"})
+"""Faults that take a rank's process away."""
+_WIDE: Final = 32
+"""Members of the widest groups, in campaigns of lost ranks alone."""
 
 
 def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
@@ -29,7 +35,53 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
     if not chance(rng, SHARE):
         return None
     members = int(pick(rng, (2, 4, 8)))
-    tables: Tables = {
+    tables = _group(seed, rng, members)
+    if chance(rng, 0.8):
+        tables["recovery"] = _mask(rng)
+    _apart(seed, tables)
+    if members == 8 and chance(rng, 0.4) and "expert_gpus" not in tables["engine"]:
+        _draft(rng, tables)
+    elif chance(rng, 0.2):  # states beside attention
+        tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+        tables["nodes"][0]["gpu"] = "GB200"
+    _balance(seed, tables)
+    return tables, _lines(rng), _faults(rng, members)
+
+
+def draw_lost_ranks(seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
+    """Such a world of any seed, whose group masks experts and loses at least one rank."""
+    for draw in itertools.count():
+        rng = rng_stream(seed, f"chaos lost ranks {draw}")
+        members = int(pick(rng, (2, 4, 8, _WIDE)))
+        tables = _group(seed, rng, members)
+        tables["recovery"] = _mask(rng)
+        if members == _WIDE:  # slots must be dealt evenly
+            tables["engine"]["redundant_experts"] = int(pick(rng, (0, 64)))
+        elif members == 8 and chance(rng, 0.3):
+            _draft(rng, tables)
+        elif chance(rng, 0.15):
+            tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+            tables["nodes"][0]["gpu"] = "GB200"
+        _balance(seed, tables)
+        lines, faults = _lines(rng), _faults(rng, members)
+        if any(fault["kind"] in _LOSSES for fault in faults):
+            return tables, lines, faults
+    raise AssertionError("drawn for ever")
+
+
+def _mask(rng: Rng) -> Tables:
+    """How a group goes on without a rank."""
+    return {
+        "ep_fault": "mask",
+        "ep_detect_s": float(pick(rng, (0.0, 0.01, 0.2, 2.0))),
+        "ep_agree_s": float(pick(rng, (0.0, 0.05))),
+        "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
+    }
+
+
+def _group(seed: int, rng: Rng, members: int) -> Tables:
+    """Members that share the experts of a small model."""
+    return {
         "seed": seed,
         "model": {"name": "deepseek-ai/DeepSeek-V2-Lite", "max_model_tokens": 4096},
         "engine": _engine(rng, members),
@@ -40,21 +92,6 @@ def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] 
         "workload": {"oversized": "reject"},
         "recovery": {},
     }
-    if chance(rng, 0.8):
-        tables["recovery"] = {
-            "ep_fault": "mask",
-            "ep_detect_s": float(pick(rng, (0.0, 0.01, 0.2, 2.0))),
-            "ep_agree_s": float(pick(rng, (0.0, 0.05))),
-            "expert_backup": pick(rng, ("host", "peer", "disk", "none")),
-        }
-    _apart(seed, tables)
-    if members == 8 and chance(rng, 0.4) and "expert_gpus" not in tables["engine"]:
-        _draft(rng, tables)
-    elif chance(rng, 0.2):  # states beside attention
-        tables["model"]["name"] = "Qwen/Qwen3-Next-80B-A3B-Instruct"
-        tables["nodes"][0]["gpu"] = "GB200"
-    _balance(seed, tables)
-    return tables, _lines(rng), _faults(rng, members)
 
 
 def _apart(seed: int, tables: Tables) -> None:

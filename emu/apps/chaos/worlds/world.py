@@ -17,7 +17,7 @@ import msgspec
 from emu.apps.chaos.worlds.cluster import draw_cluster
 from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
-from emu.apps.chaos.worlds.experts import draw_shared_experts
+from emu.apps.chaos.worlds.experts import draw_lost_ranks, draw_shared_experts
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
 from emu.apps.chaos.worlds.later import draw_later
 from emu.apps.chaos.worlds.models import draw_models, draw_states
@@ -56,13 +56,18 @@ def is_newer(kind: Struct) -> bool:
     return issubclass(kind, RouterTable) and tag_of(kind) not in ROUTERS and not kind.asks
 
 
-def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World:
+def draw_world(
+    seed: int, *, requests_max: int = 60, wide: bool = True, lost_ranks: bool = False
+) -> World:
     """The world of a seed.
 
     `wide`: also keys that plain worlds leave at their defaults (`wide.py`); tests that change
-    a world's model, policy or costs take a plain one.
+    a world's model, policy or costs take a plain one. `lost_ranks`: a group that shares experts
+    and loses a rank (`experts.py`), whatever the seed.
     """
-    rare = (draw_shared_experts(seed) or draw_rare(seed)) if wide else None
+    rare = draw_lost_ranks(seed) if lost_ranks else None
+    if rare is None and wide:
+        rare = draw_shared_experts(seed) or draw_rare(seed)
     if rare is not None:
         tables, lines, faults = rare
         own = tables.get("recovery", {})

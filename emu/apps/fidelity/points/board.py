@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
 from emu.apps.fidelity.points.intervals import Interval, intervals_of
 from emu.apps.fidelity.points.recipes import recipe_of
@@ -142,27 +143,17 @@ def _kind(job: Job) -> str:
     return "dense" if model_of(job.point, job.configs).experts is None else "experts"
 
 
-def point_board(
-    directory: Path,
-    *,
-    sample: int,
-    seed: int,
-    only: Sequence[str] = (),
-    overrides: tuple[str, ...] = (),
-    processes: int = 1,
-    leave_out: str = "",
-) -> PointBoard:
+def point_board(options: FidelityOptions) -> PointBoard:
     """Read every point table below a directory, emulate a sample, compare.
 
-    `only`: words of which one must be in a point's name or its table's. `leave_out`: engine, gpu or
-    model, each of which is left out of the intervals that are stated for it; empty = each group.
     Raises InputError if no point can be emulated.
     """
-    points, unread, homes = _found(directory, only)
+    directory, overrides = options.directory, tuple(options.overrides)
+    points, unread, homes = _found(directory, options.only)
     usable = [point for point in points if point.drafts in ("none", UNKNOWN)]
     told = (p for p in points if p.drafts not in ("none", UNKNOWN))
     unread += [Unread(p.point_id, f"drafts are not emulated here: {p.drafts}") for p in told]
-    drawn = sampled(usable, sample, seed)
+    drawn = sampled(usable, options.sample, options.seed)
     if not drawn:
         reasons = Counter(one.reason for one in unread).most_common(3)
         words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
@@ -170,9 +161,9 @@ def point_board(
     jobs = [
         Job(point, homes[point.point_id], overrides, recipe_of(point).drafts[0]) for point in drawn
     ]
-    found = {one.point_id: one for one in _emulated(jobs, processes)}
+    found = {one.point_id: one for one in _emulated(jobs, options.processes)}
     peers = _peers(directory)
-    chosen, drafted = _choose_drafts(jobs, found, processes)
+    chosen, drafted = _choose_drafts(jobs, found, options.processes)
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
@@ -195,9 +186,9 @@ def point_board(
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
         left_out["not in the sample"] = not_drawn
-    stated = intervals_of(_ratios(compared, leave_out))
+    stated = intervals_of(_ratios(compared, options.leave_out))
     groups = groups_of(compared)
-    return PointBoard(compared, groups, dict(left_out.most_common()), stated, leave_out)
+    return PointBoard(compared, groups, dict(left_out.most_common()), stated, options.leave_out)
 
 
 def _logs_by_series(

@@ -132,7 +132,20 @@ def configuration(job: Job) -> str:
 def model_of(point: Point, configs: Path | None) -> ModelSpec:
     """The model that a point names. Raises InputError for one that is not known."""
     file = config_file(point, configs)
-    return lookup_model(point.model) if file is None else model_from_file(file)
+    return lookup_model(_checkpoint(point)) if file is None else model_from_file(file)
+
+
+def _checkpoint(point: Point) -> str:
+    """The name of a point's weights: NVIDIA's in 4 bits where the model's own have 8."""
+    narrow = f"nvidia/{point.model.partition('/')[2]}-NVFP4"
+    try:
+        has_eight = lookup_model(point.model).linear_dtype.startswith("fp8")
+        if point.precision == "fp4" and has_eight:
+            lookup_model(narrow)
+            return narrow
+    except InputError:
+        pass
+    return point.model
 
 
 def config_file(point: Point, configs: Path | None) -> Path | None:
@@ -162,7 +175,7 @@ def config_file(point: Point, configs: Path | None) -> Path | None:
 def _model(point: Point, configs: Path | None, recipe: Recipe) -> Iterable[str]:
     file = config_file(point, configs)
     yield "[model]"
-    yield f'name = "{point.model}"'
+    yield f'name = "{point.model if file else _checkpoint(point)}"'
     if file is not None:
         yield f'hf_config = "{file.resolve()}"'
     spec = model_of(point, configs)
@@ -239,6 +252,10 @@ def _latency(point: Point, recipe: Recipe) -> Iterable[str]:
         yield f"prompt_token_us = {RANDOM_TEXT_US[point.engine]}"
     if recipe.marlin:
         yield 'mxfp4_experts = "marlin"'
+    if recipe.cutlass:
+        yield 'nvfp4_experts = "cutlass"'
+    if recipe.flashinfer:
+        yield 'fp8_block_products = "flashinfer"'
 
 
 def _workload(point: Point) -> Iterable[str]:

@@ -52,6 +52,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Keys and values are kept in 8 bits."""
     marlin: bool = False
     """mxfp4 experts run in Marlin's kernels."""
+    flashinfer: bool = False
+    """Dense products of block-scaled fp8 run FlashInfer's generated kernel."""
+    cutlass: bool = False
+    """Experts of NVFP4 run CUTLASS's kernels."""
     spreads_experts: bool = False
     """Experts are spread over all ranks, whatever the row says."""
     drafts: tuple[int, ...] = _MAYBE
@@ -101,7 +105,7 @@ def _untold(point: Point, drafts: int) -> Recipe:
         keys: Keys = {"disable_radix_cache": True, "ignore_eos": True}
         if drafts:
             keys["max_running_requests"] = max(_DRAFTING_REQUESTS, point.clients)
-        return Recipe(scheduler=keys, narrow_kv=is_blackwell)
+        return Recipe(scheduler=keys, narrow_kv=is_blackwell, flashinfer=_is_generated(point))
     if point.engine == "tensorrt-llm":
         # NVIDIA's checkpoints of Llama name keys and values of 8 bits (hf_quant_config.json).
         is_narrow = point.precision in _NARROW and "Llama-3" in point.model
@@ -189,7 +193,8 @@ class _Server(msgspec.Struct, kw_only=True):
 def _sglang(point: Point, drafts: int) -> Recipe:
     is_blackwell = _is_blackwell(point)
     if "DeepSeek" in point.model:
-        return (_deepseek if is_blackwell else _deepseek_on_hopper)(point, drafts).recipe()
+        server = (_deepseek if is_blackwell else _deepseek_on_hopper)(point, drafts)
+        return msgspec.structs.replace(server.recipe(), flashinfer=_is_generated(point))
     if "Qwen3.5" in point.model:
         return (_qwen if is_blackwell else _qwen_on_hopper)(point, drafts).recipe()
     if "GLM-5" in point.model and is_blackwell:
@@ -199,6 +204,11 @@ def _sglang(point: Point, drafts: int) -> Recipe:
         server.looks = 10 if point.precision == "fp4" else 1
         return server.recipe()
     return _untold(point, drafts)
+
+
+def _is_generated(point: Point) -> bool:
+    """DeepSeek-R1's scripts, and those of prefill and decode apart, switch DeepGEMM off."""
+    return "DeepSeek" in point.model and point.precision == "fp8" and _is_blackwell(point)
 
 
 def _looks(point: Point) -> int:
@@ -279,10 +289,12 @@ def _tensorrt_llm(point: Point, drafts: int) -> Recipe:
             keys |= {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
     if drafts:
         keys["max_batch_size"] = clients
+    long = point.prompt_tokens > 1024
     return Recipe(
         scheduler=keys,
         stream_interval=10,
         narrow_kv=True,
+        cutlass=day < "2026-02-03" and clients > (32 if long else 255),
         spreads_experts=spreads,
         drafts=_drafts_of(point, gpu, day),
     )

@@ -239,8 +239,7 @@ def _load(row: Mapping[str, str]) -> Load:
 
 def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if row.get("mode", "") == "disaggregated":
-        prefill = _pool(row, "prefill", "p_")
-        return (prefill, _pool(row, "decode", "d_"))
+        return _apart(row)
     once = _counted_once(row)
     if once is not None:
         return (once,)
@@ -253,6 +252,17 @@ def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if found.gpus != gpus:
         raise _Left(f"{gpus} GPUs, tp {found.tensor_parallel}, pp {found.pipeline_parallel}")
     return (found,)
+
+
+def _apart(row: Mapping[str, str]) -> tuple[Servers, Servers]:
+    """Prefill and decode servers; launch scripts have one to fifteen of each."""
+    if not (row.get("p_workers", "") and row.get("d_workers", "")):
+        raise _Left("number of prefill and decode servers not known")
+    found = _pool(row, "prefill", "p_"), _pool(row, "decode", "d_")
+    gpus = sum(servers.gpus for servers in found)
+    if row.get("gpus", "") and gpus != _whole(row, "gpus"):
+        raise _Left(f"{gpus} GPUs by servers and ranks, {row['gpus']} stated")
+    return found
 
 
 def _counted_once(row: Mapping[str, str]) -> Servers | None:

@@ -60,9 +60,8 @@ def bench_levels(source: str, line: int | None, result: Document) -> Level:
             number_of(source, line, {"": starts[row[0]]}, "", f"start_times.{row[0]}")  # type: ignore[index]
             for row in rows
         ]
-        is_drawn = False
     else:
-        begun, is_drawn = _starts(source, line, result, [row[2] for row in rows])
+        begun = _starts(source, line, result, [row[2] for row in rows])
     sent = tuple(
         Sent(start_s, prompt, output, ttft_s, e2e_s)
         for start_s, (_, ttft_s, e2e_s, prompt, output) in zip(begun, rows, strict=True)
@@ -72,7 +71,7 @@ def bench_levels(source: str, line: int | None, result: Document) -> Level:
         tool="sglang" if is_sglang else "vllm",
         requests=sent,
         skipped=count - len(rows),
-        is_drawn=is_drawn,
+        is_drawn=not has_starts and _rate(result) is not None,
         model=str(result.get("model_id") or _served(result)),
         date=_date(str(result.get("date") or "")),
     )
@@ -94,22 +93,28 @@ def _list(
     return value
 
 
+def _rate(result: Document) -> float | None:
+    """The rate that the tool was given, at which starts are drawn; None = all at once."""
+    rate = result.get("request_rate")
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not np.isfinite(rate):
+        return None
+    return float(rate)
+
+
 def _starts(
     source: str, line: int | None, result: Document, spent_s: Sequence[float]
-) -> tuple[list[float], bool]:
-    """(starts that the tool did not write, whether they had to be drawn)."""
-    rate = result.get("request_rate")
+) -> list[float]:
+    """Starts that the tool did not write."""
     clients = result.get("max_concurrency")
     limit = len(spent_s)
     if isinstance(clients, (int, float)) and 1 <= clients < limit:
         limit = int(clients)
-    is_finite = isinstance(rate, (int, float)) and not isinstance(rate, bool) and np.isfinite(rate)
-    if rate == "trace":
+    if result.get("request_rate") == "trace":
         problem = "a replayed trace without start times cannot be rebuilt"
         raise InputError(source, line, "request_rate", problem)
-    due = np.zeros(len(spent_s))
-    if is_finite and float(rate) > 0:  # type: ignore[arg-type]
-        gaps = rng_stream(0, "learn.starts").exponential(1.0 / float(rate), len(spent_s))  # type: ignore[arg-type]
+    due, rate = np.zeros(len(spent_s)), _rate(result)
+    if rate is not None and rate > 0:
+        gaps = rng_stream(0, "learn.starts").exponential(1.0 / rate, len(spent_s))
         due = np.cumsum(gaps)
     free = [0.0] * limit
     begun = []
@@ -117,7 +122,7 @@ def _starts(
         start_s = max(due_s, heapq.heappop(free))
         begun.append(start_s)
         heapq.heappush(free, start_s + each_s)
-    return begun, bool(is_finite)
+    return begun
 
 
 def _date(text: str) -> str:

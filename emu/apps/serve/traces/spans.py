@@ -42,7 +42,7 @@ class Span(Struct, kw_only=True):
     parent_id: bytes
     begin_ns: int
     end_ns: int
-    replica: int
+    replica: int = GATEWAY
     is_server: bool = False
     attributes: dict[str, Value] = {}
     marks: tuple[Mark, ...] = ()
@@ -123,19 +123,10 @@ def spans_of_call(
     is_whole = request.status is Status.COMPLETED
     problem = "" if is_whole else request.reason or request.status.name.lower()
     last_ns = request.last_token_ns + request.last_out_ns if is_whole else now_ns
-    root = Span(
-        name=f"{facts.operation} {facts.model}",
-        trace=trace,
-        span_id=ids.span(),
-        parent_id=trace.parent_id,
-        begin_ns=request.arrival_ns,
-        end_ns=last_ns,
-        replica=GATEWAY,
-        is_server=True,
-        attributes=_call_attributes(facts, request, finish),
-        marks=tuple(journey.marks),
-        problem=problem,
-    )
+    part = Part(f"{facts.operation} {facts.model}", request.arrival_ns, last_ns)
+    root = _server(trace, part, ids)
+    root.attributes = _call_attributes(facts, request, finish)
+    root.marks, root.problem = tuple(journey.marks), problem
     spans = [root]
     spans += [_transfer(root, move, ids) for move in journey.transfers]
     begun_ns = max([request.arrival_ns, *(leg.last_ns for leg in journey.legs)])
@@ -245,17 +236,9 @@ def _call_attributes(
 
 def _engine(trace: TraceContext, half: Half, ids: Ids) -> Span:
     """The time that a request spent in an engine."""
-    return Span(
-        name="llm_request",
-        trace=trace,
-        span_id=ids.span(),
-        parent_id=trace.parent_id,
-        begin_ns=half.came_ns,
-        end_ns=half.last_ns,
-        replica=half.replica,
-        is_server=True,
-        problem=half.problem,
-    )
+    span = _server(trace, Part("llm_request", half.came_ns, half.last_ns), ids)
+    span.replica, span.problem = half.replica, half.problem
+    return span
 
 
 def _half(root: Span, half: Half, request: Request, ids: Ids) -> Iterator[Span]:
@@ -294,6 +277,19 @@ class Part(NamedTuple):
     name: str
     begin_ns: int
     end_ns: int
+
+
+def _server(trace: TraceContext, part: Part, ids: Ids) -> Span:
+    """The top of what the gateway, or an engine, did for its caller."""
+    return Span(
+        name=part.name,
+        trace=trace,
+        span_id=ids.span(),
+        parent_id=trace.parent_id,
+        begin_ns=part.begin_ns,
+        end_ns=part.end_ns,
+        is_server=True,
+    )
 
 
 def _child(top: Span, part: Part, ids: Ids) -> Span:
