@@ -16,7 +16,8 @@ _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
 """Wall time after which timers that are due let the event loop look at its sockets, and"""
 _TURN_EVENTS: Final = 16
-"""so many timers, after which they do as well: an emulation that is behind hears of who leaves."""
+"""so many timers, after which they do as well: an emulation that is behind hears of
+clients that leave."""
 _NAP_S: Final = 0.0005
 """A wait that is shorter is slept through: uvloop's timers count milliseconds, and one that is
 rounded down would be asked for again and again until its instant has come."""
@@ -144,6 +145,17 @@ class WallKernel(TaskKernel):
             self._advance()
         return at_ns
 
+    def _wait(self, delay_s: float, *, may_sleep: bool) -> bool:
+        """Wait for the next timer: whether the event loop has its turn meanwhile."""
+        if delay_s > _NAP_S or not self.has_real_clock:
+            self._alarm = self._loop.call_later(delay_s, self._advance)
+        elif may_sleep:
+            time.sleep(delay_s)
+            return False
+        else:
+            self._loop.call_soon(self._advance)  # others look at what has happened first
+        return True
+
     def _come_back(self) -> None:
         """What was woken has had its turn."""
         self._gives_way = self._comes_back = False
@@ -169,13 +181,8 @@ class WallKernel(TaskKernel):
             wall_ns = max(0, int((now_ns - self._origin_ns) * self.speed) + self._offset_ns)
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
-                if moved and delay_s <= _NAP_S:
-                    self._loop.call_soon(self._advance)  # others look at what has happened first
+                if self._wait(delay_s, may_sleep=not moved):
                     return
-                if delay_s > _NAP_S or not self.has_real_clock:
-                    self._alarm = self._loop.call_later(delay_s, self._advance)
-                    return
-                time.sleep(delay_s)
                 continue
             if due_ns >= self._held_ns:
                 return  # until the hold is lifted

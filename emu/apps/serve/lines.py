@@ -50,6 +50,7 @@ class Line:
     __slots__ = ("leaves", "sent")
 
     def __init__(self, sent: int, *, leaves: bool) -> None:
+        """`sent`: tokens that have gone already."""
         self.sent = sent
         """Tokens that have been passed on."""
         self.leaves = leaves
@@ -129,7 +130,7 @@ class FrontLine(Line):
     __slots__ = ("_batch", "_number")
 
     def __init__(self, batch: Batch, number: int, sent: int) -> None:
-        """`number`: by which the front knows the call."""
+        """`number`: by which the front knows the call. `sent`: tokens that have gone already."""
         super().__init__(sent, leaves=False)
         self._batch = batch
         self._number = number
@@ -147,7 +148,8 @@ class Counted:
     __slots__ = ("line", "produced", "sent", "stencil", "wake")
 
     def __init__(self, stencil: Stencil, sent: int, wake: Callable[[], None]) -> None:
-        """`wake` is called where something else has to write what is there."""
+        """`sent`: tokens that have gone already. `wake` is called where something else has to write
+        what is there."""
         self.stencil = stencil
         self.sent = self.produced = sent
         self.line: Line | None = None
