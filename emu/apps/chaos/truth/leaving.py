@@ -107,7 +107,7 @@ class Leaving:
             )
 
     def _transfer_over(self, record: Record) -> None:
-        """One that is stopped has lost its rows, whose ends are told after who leaves next."""
+        """One that is stopped has lost its rows, whose ends are told after what leaves next."""
         if record["how"] == "stopped":
             for row in self._carried.get(record["transfer"], ()):
                 self._leave(row)
