@@ -95,8 +95,7 @@ class Books:
         self.stream = None
         self.has_outbox = self.hands_off = False
         pool = scheduler.ledger.pool
-        sheds = isinstance(pool, GroupedPool) and pool.prefix_caching
-        self.shedding = pool if sheds else None
+        self.shedding = pool if isinstance(pool, GroupedPool) and pool.prefix_caching else None
 
     def past(self, at_ns: int) -> int:
         """Time from an instant up to now: what has ended before it has been handled.

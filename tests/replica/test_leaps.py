@@ -496,7 +496,7 @@ def test_a_decode_says_when_its_batch_gives_more_blocks_back_than_it_takes(
     pool.blocks_free = 4
     clock, scheduler = FakeClock(), FakeScheduler()
     watch: Any = Watch(0, clock, scheduler, FakeObservers())  # type: ignore[arg-type]
-    pace: Any = Pace(FakeLatency())  # type: ignore[arg-type]
+    pace: Any = Pace(FakeLatency())
     books = Books(0, clock, scheduler, pace, watch, Counters(), [])  # type: ignore[arg-type]
     books.shedding = pool
     scheduler.queue.append(request(1, prompt=4, output=4))
