@@ -71,6 +71,8 @@ replica/flight/layered replica/flight/relay replica/wave
 routing/policies routing/order routing/signal
 cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries
+report/perfetto report/trace_sink
+apps/serve/choices apps/serve/deliveries apps/serve/lines
 """.split()  # noqa: SIM905
 
 

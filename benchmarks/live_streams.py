@@ -6,113 +6,190 @@
 Starts `emu serve CONFIG` as a process of its own, keeps so many streams open for so long (each
 answer is followed by another, they begin spread over the first ten seconds), ends the server and
 prints one JSON object. `token_late_p99_ms` is the server's own count of every streamed token, from
-the instant at which it was due to the end of the turn in which it was written. The client has no
-part in it, so what the client saw stands beside: TTFT and E2E of each answer above those of the
-emulated request. CPU seconds are those of all of the server's processes.
+the instant at which it was due to the end of the loop that wrote its step's tokens. The client has
+no part in it, so what the client saw stands beside: TTFT and E2E of each answer above those of the
+emulated request. Cores are CPU time by wall time, of each of the server's processes and of the
+client, in user code and in the system.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import csv
 import json
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, NamedTuple
 
-import uvloop
+_NAP_S: Final = 0.001
+_READ_BYTES: Final = 16_384
+_END: Final = b"0\r\n\r\n"
+"""Of an answer; a chunk of its stream ends in another way."""
+_PROCESSES: Final = ("emulation", *(f"front {i}" for i in range(8)))
 
 
-class Stream(asyncio.Protocol):
-    """One connection that asks again and again, and looks at bytes as little as it can."""
+class Stream:
+    """One connection that asks again and again."""
 
-    def __init__(self, body: bytes, tally: Tally) -> None:
-        self._call = body
-        self._tally = tally
-        self._sent_s = self._first_s = 0.0
-        self._number = -1
-        self.is_last = False
+    def __init__(self, address: tuple[str, int], call: bytes, due_s: float) -> None:
+        self.due_s = due_s
+        """When it begins."""
+        self._address = address
+        self._call = call
+        self.is_first = True
+        self.number = -1
+        self.sent_s = self.first_s = 0.0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def connect(self) -> None:
+        """Open the connection, and ask."""
+        self.socket = socket.create_connection(self._address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":  # acknowledge as a browser does that reads a long answer: late
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         self.ask()
+        self.socket.setblocking(False)
 
     def ask(self) -> None:
-        self._first_s, self._number = 0.0, -1
-        self._sent_s = time.monotonic()
-        self._transport.write(self._call)
-
-    def data_received(self, data: bytes) -> None:
-        tally = self._tally
-        tally.events += data.count(b"data: ")
-        if not self._first_s:
-            found = re.search(rb"x-emu-request-id: (\d+)", data)
-            if found is None:
-                tally.wrong += 1
-                self._transport.abort()
-                return
-            self._number = int(found[1])
-            self._first_s = time.monotonic()
-        if data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n":
-            now_s = time.monotonic()
-            tally.seen[self._number] = (self._first_s - self._sent_s, now_s - self._sent_s)
-            if self.is_last:
-                self._transport.close()
-            else:
-                asyncio.get_running_loop().call_soon(self.ask)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._tally.open -= 1
+        """Send the call again; it fits into the socket's buffer."""
+        self.is_first, self.number = True, -1
+        self.sent_s = time.monotonic()
+        self.socket.send(self._call)
 
 
 class Tally:
     """What all streams saw."""
 
     def __init__(self) -> None:
-        self.events = self.wrong = self.open = 0
+        self.tokens = self.wrong = 0
         self.seen: dict[int, tuple[float, float]] = {}
         """TTFT and E2E by the id of the request, s."""
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time that a process and its children have had."""
+class Reader:
+    """All connections in one loop, which wakes every millisecond and reads what has come.
+
+    A client that wakes for each token takes as much of the machine as the server does: of the two
+    cores, the benchmark is to measure the server. What it sees is up to `_NAP_S` later for that.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._epoll = select.epoll()
+        self._streams: dict[int, Stream] = {}
+        self.is_last = False
+        """No answer is followed by another."""
+
+    @property
+    def open(self) -> int:
+        """Connections that are open."""
+        return len(self._streams)
+
+    def add(self, stream: Stream) -> None:
+        """Open it."""
+        stream.connect()
+        descriptor = stream.socket.fileno()
+        self._streams[descriptor] = stream
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def read(self) -> None:
+        """Whatever has come."""
+        streams, tally, again = self._streams, self._tally, []
+        for descriptor, _ in self._epoll.poll(0):
+            stream = streams[descriptor]
+            try:
+                data = stream.socket.recv(_READ_BYTES)
+            except ConnectionError:
+                data = b""
+            tally.tokens += data.count(b"data: {")
+            if stream.is_first and not self._is_first_good(stream, data):
+                tally.wrong += 1
+                self._end(descriptor)
+            elif data.endswith(_END):
+                now_s = time.monotonic()
+                ttft_s, e2e_s = stream.first_s - stream.sent_s, now_s - stream.sent_s
+                tally.seen[stream.number] = (ttft_s, e2e_s)
+                again.append(descriptor)
+            elif not data:
+                tally.wrong += 1
+                self._end(descriptor)
+        for descriptor in again:
+            if self.is_last:
+                self._end(descriptor)
+            else:
+                streams[descriptor].ask()
+
+    def _is_first_good(self, stream: Stream, data: bytes) -> bool:
+        """An answer's head has come, with its first token."""
+        found = re.search(rb"x-emu-request-id: (\d+)", data)
+        if found is None:
+            return False
+        stream.is_first = False
+        stream.number, stream.first_s = int(found[1]), time.monotonic()
+        return True
+
+    def _end(self, descriptor: int) -> None:
+        self._epoll.unregister(descriptor)
+        self._streams.pop(descriptor).socket.close()
+
+
+class Cpu(NamedTuple):
+    """CPU time that a process has had, s."""
+
+    user_s: float
+    system_s: float
+
+
+def cpu_of(pid: int) -> dict[str, Cpu]:
+    """CPU time of the server's processes: of the emulation, and of each front in turn."""
     tasks = Path(f"/proc/{pid}/task/{pid}/children")
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_s(int(child)) for child in tasks.read_text().split())
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    found = {}
+    for name, process in zip(_PROCESSES, [pid, *map(int, tasks.read_text().split())], strict=False):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        found[name] = Cpu(int(fields[11]) * tick_s, int(fields[12]) * tick_s)
+    return found
 
 
-async def drive(host: str, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+def drive(host: str, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Keep the streams open for so long, and let them end."""
     tally = Tally()
     body = json.dumps(
         {"prompt": "load " * 51, "max_tokens": options.tokens, "stream": True, "ignore_eos": True}
-    ).encode()
+    )
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    begin_s, begin_cpu_s, ramp_s = time.monotonic(), cpu_s(pid), min(10.0, options.seconds / 4)
-    streams = []
-    for index in range(options.streams):
-        await asyncio.sleep(begin_s + ramp_s * index / options.streams - time.monotonic())
-        tally.open += 1
-        _, stream = await loop.create_connection(
-            lambda: Stream(head.encode() + body, tally), host, port
-        )
-        streams.append(stream)
-    await asyncio.sleep(begin_s + options.seconds - time.monotonic())
-    tokens, took_s, used_s = tally.events, time.monotonic() - begin_s, cpu_s(pid) - begin_cpu_s
-    own_s = time.process_time()
-    for stream in streams:
-        stream.is_last = True
-    while tally.open:  # noqa: ASYNC110 (streams end one by one)
-        await asyncio.sleep(0.1)
+    call = (head + body).encode()
+    begin_s, before, ramp_s = time.monotonic(), cpu_of(pid), min(10.0, options.seconds / 4)
+    opening = (
+        Stream((host, port), call, begin_s + ramp_s * index / options.streams)
+        for index in range(options.streams)
+    )
+    reader, awaited = Reader(tally), next(opening, None)
+    while (now_s := time.monotonic()) < begin_s + options.seconds:
+        while awaited is not None and awaited.due_s <= now_s:
+            reader.add(awaited)
+            awaited = next(opening, None)
+        reader.read()
+        time.sleep(_NAP_S)
+    tokens, took_s, after = tally.tokens, time.monotonic() - begin_s, cpu_of(pid)
+    own = os.times()
+    reader.is_last = True
+    while reader.open:
+        reader.read()
+        time.sleep(_NAP_S)
+    cores = {
+        name: [round((b - a) / took_s, 3) for a, b in zip(before[name], after[name], strict=True)]
+        for name in after
+    }
+    used_s = took_s * sum(map(sum, cores.values()))
     return {
         "streams": options.streams,
         "fronts": options.fronts,
@@ -122,7 +199,8 @@ async def drive(host: str, port: int, pid: int, options: argparse.Namespace) -> 
         "tokens_per_s": round(tokens / took_s),
         "server_cores": round(used_s / took_s, 3),
         "server_us_per_token": round(1e6 * used_s / tokens, 1),
-        "client_cores": round(own_s / took_s, 3),
+        "cores_user_system": cores,
+        "client_cores": [round(own.user / took_s, 3), round(own.system / took_s, 3)],
         "load_average": round(os.getloadavg()[0], 1),
         "seen": tally.seen,
     }
@@ -157,8 +235,7 @@ def measure(options: argparse.Namespace) -> bool:
         try:
             found = re.search(r"on http://([^:]+):(\d+)/v1", server.stdout.readline())
             assert found is not None, "the server did not start"
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                figures = runner.run(drive(found[1], int(found[2]), server.pid, options))
+            figures = drive(found[1], int(found[2]), server.pid, options)
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=120)

@@ -8,12 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from emu.kernel.clock import Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
-"""Wall time after which timers that are due let the event loop look at its sockets."""
+"""Wall time after which timers that are due let the event loop look at its sockets, and"""
+_TURN_EVENTS: Final = 16
+"""so many timers, after which they do as well: an emulation that is behind hears of
+clients that leave."""
+_NAP_S: Final = 0.0005
+"""A wait that is shorter is slept through: uvloop's timers count milliseconds, and one that is
+rounded down would be asked for again and again until its instant has come."""
 
 
 class WallKernel(TaskKernel):
@@ -34,9 +41,15 @@ class WallKernel(TaskKernel):
         events_per_instant_max: int = 100_000,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         unix_s: Callable[[], float] = time.time,
+        waits_outside: bool = True,
     ) -> None:
-        """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare."""
+        """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare.
+
+        `waits_outside`: actors may await answers of other processes, so that each is a task.
+        Without that, their turns are the kernel's own, as under simulated time.
+        """
         super().__init__(events_per_instant_max=events_per_instant_max)
+        self._waits_outside = waits_outside
         self.speed = speed
         self.lag_ns = 0
         self.lag_max_ns = 0
@@ -50,6 +63,19 @@ class WallKernel(TaskKernel):
         self._entries: set[int] = set()
         """Instants at which something from outside is going to happen."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._gives_way = self._comes_back = False
+
+    def _bring_to_life(self, actor: Actor) -> None:
+        if self._waits_outside:
+            super()._bring_to_life(actor)
+        else:
+            Kernel._bring_to_life(self, actor)
+
+    def _step(self, actor: Actor) -> None:
+        if self._waits_outside:
+            super()._step(actor)
+        else:
+            Kernel._step(self, actor)
 
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world forever."""
@@ -85,6 +111,10 @@ class WallKernel(TaskKernel):
         """
         return self.wall_ns() - self.behind_ns
 
+    def give_way(self) -> None:
+        """What was woken just now has its turn in the event loop before the next timer."""
+        self._gives_way = True
+
     def hold(self, at_ns: int | None) -> None:
         """Let nothing happen at this instant or later; None lets time go on."""
         before, self._held_ns = self._held_ns, _FREE_NS if at_ns is None else at_ns
@@ -115,31 +145,56 @@ class WallKernel(TaskKernel):
             self._advance()
         return at_ns
 
+    def _wait(self, delay_s: float, *, may_sleep: bool) -> bool:
+        """Wait for the next timer: whether the event loop has its turn meanwhile."""
+        if delay_s > _NAP_S or not self.has_real_clock:
+            self._alarm = self._loop.call_later(delay_s, self._advance)
+        elif may_sleep:
+            time.sleep(delay_s)
+            return False
+        else:
+            self._loop.call_soon(self._advance)  # others look at what has happened first
+        return True
+
+    def _come_back(self) -> None:
+        """What was woken has had its turn."""
+        self._gives_way = self._comes_back = False
+        self._advance()
+
     def _move_on(self) -> None:
-        heap, ready = self._heap, self._ready
-        begin_ns = self._clock_ns()
+        heap, ready, clock_ns = self._heap, self._ready, self._clock_ns
+        now_ns = begin_ns = clock_ns()
+        moved = 0
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         while self._running == 0 and not self._is_over:
             if ready:
                 self._take_ready()
                 continue
             while heap and heap[0][3] is not None and heap[0][3].armed != heap[0][2]:
                 heapq.heappop(heap)  # void: put off or cut
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
             if not heap:
                 return  # idle until something enters
-            wall_ns = self.wall_ns()
             due_ns, priority, _, actor, target = heap[0]
+            now_ns = clock_ns()
+            wall_ns = max(0, int((now_ns - self._origin_ns) * self.speed) + self._offset_ns)
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
-                self._alarm = self._loop.call_later(delay_s, self._advance)
-                return
+                if self._wait(delay_s, may_sleep=not moved):
+                    return
+                continue
             if due_ns >= self._held_ns:
                 return  # until the hold is lifted
-            if self._clock_ns() - begin_ns > _TURN_NS:
+            if self._gives_way:
+                if not self._comes_back:
+                    self._comes_back = True
+                    self._loop.call_soon(self._come_back)
+                return
+            if moved == _TURN_EVENTS or now_ns - begin_ns > _TURN_NS:
                 self._loop.call_soon(self._advance)
                 return
+            moved += 1
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)

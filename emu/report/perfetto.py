@@ -37,7 +37,7 @@ from emu.scheduling.pipeline import StageSpan
 _PID_GATEWAY: Final = 1
 _PID_NETWORK: Final = 2
 _PID_REPLICA_0: Final = 100
-_BATCH_EVENTS: Final = 2048
+_BATCH_EVENTS: Final = 256
 
 Args = Mapping[str, object]
 

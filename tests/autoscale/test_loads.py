@@ -102,7 +102,8 @@ def test_the_table_of_section_6_10(model: str) -> None:
 
 
 def test_pages_are_pinned_before_a_read_from_disk_and_for_no_other_load() -> None:
-    model, tp, rate = "meta-llama/Meta-Llama-3-8B", 1, 4e9
+    """All GPUs at the same time."""
+    model, tp, rate = "meta-llama/Meta-Llama-3-8B", 2, 4e9
     size = _rank_bytes(model, tp)
     for method, late_s in (("disk", size / rate), ("host", 0.0)):
         plain, pinned = (
@@ -135,6 +136,18 @@ def test_lanes_divide_the_time(lanes: int) -> None:
     expected_s = p2p_s / lanes + lanes * 64 * MIB / NVLINK
     assert max(story.loaded_s.values()) == pytest.approx(expected_s, rel=0.02)
     assert min(story.loaded_s.values()) >= p2p_s / lanes * 0.999
+
+
+def test_the_ring_of_a_machine_is_a_stripe_behind_each_lane() -> None:
+    """And each machine of a lane two MiB behind the one before it."""
+    model, tp, lanes = "meta-llama/Meta-Llama-3-8B", 1, 2
+    targets = [8 * column + lane for column in (1, 2) for lane in range(lanes)]
+    story = _load(Load("tanz", _targets(*targets), tuple(range(lanes))), model=model, tp=tp)
+    longest = max(stripe_bytes(_rank_bytes(model, tp), lane, lanes) for lane in range(lanes))
+    for column in (1, 2):
+        at_s = max(story.loaded_s[8 * column + lane] for lane in range(lanes))
+        expected_s = longest / NIC + (column - 1) * 2 * MIB / NIC + 64 * MIB / NVLINK
+        assert at_s == pytest.approx(expected_s, rel=2e-6)
 
 
 def test_segments_arrive_in_order_as_the_bytes_do() -> None:

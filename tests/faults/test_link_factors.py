@@ -17,6 +17,7 @@ class Carrier:
         self.extra: dict[int, int] = {}
         self.cuts: list[tuple[tuple[int, int], bool]] = []
         self.down = 0
+        self.changes = 0
 
     def set_rate(self, link: int, rate: int) -> None:
         self.rates[link] = rate
@@ -29,6 +30,7 @@ class Carrier:
 
     def links_changed(self, down: int = 0) -> None:
         self.down += down
+        self.changes += 1
 
 
 def bench() -> tuple[Any, LinkFaults]:
@@ -74,6 +76,23 @@ def test_delays_add_up() -> None:
     assert carrier.extra[0] == 50
     faults.delay([0, 1], -50)
     assert carrier.extra == {0: 0, 1: 0}
+
+
+def test_transfers_under_way_are_looked_at_anew_after_each_change() -> None:
+    carrier, faults = bench()
+    for number, change in enumerate(
+        (
+            lambda: faults.slow([0], 0.5),
+            lambda: faults.heal([0], 0.5),
+            lambda: faults.delay([0], 300),
+            lambda: faults.delay([0], -300),
+            lambda: faults.cut((0, 1), is_cut=True),
+            lambda: faults.cut((0, 1), is_cut=False),
+        ),
+        start=1,
+    ):
+        change()
+        assert carrier.changes == number
 
 
 def test_a_pair_is_joined_by_the_last_of_its_cuts() -> None:

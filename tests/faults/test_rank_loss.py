@@ -134,6 +134,11 @@ def test_more_copies_mean_fewer_experts_to_read_again(tmp_path: Path) -> None:
         run_config(tmp_path / str(redundant), **{**GROUP, "engine": engine})
         figures = summary_of(tmp_path / str(redundant))["experts"]["a"]
         moved.append(figures["reloaded_bytes"])
+        marks = rows_of(tmp_path / str(redundant), "marks.csv")
+        at_ns = {row["text"].partition(",")[0]: int(row["time_ns"]) for row in marks}
+        took_s = (at_ns["degraded"] - at_ns["reloading"]) / 1e9
+        # Seven survivors, each its part over its own PCIe.
+        assert took_s == pytest.approx(figures["reloaded_bytes"] / 7 / 64e9, rel=1e-6)
     assert moved[0] > 1.3 * moved[1]
 
 

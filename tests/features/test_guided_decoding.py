@@ -49,6 +49,13 @@ def test_each_token_of_a_constrained_request_waits_for_its_mask(tmp_path: Path) 
     assert found == {"masks": masks, "mask_s": pytest.approx(masks * 1e-4)}
 
 
+def test_pieces_of_a_prompt_that_give_no_token_have_no_mask(tmp_path: Path) -> None:
+    run(tmp_path / "whole", 1.0, 100.0)
+    run(tmp_path / "pieces", 1.0, 100.0, max_num_batched_tokens=16)  # three pieces each
+    whole, pieces = (summary_of(tmp_path / name / "r")["guided"] for name in ("whole", "pieces"))
+    assert whole == pieces == {"masks": 240, "mask_s": pytest.approx(0.024)}
+
+
 def test_leaps_change_nothing(tmp_path: Path) -> None:
     stepped = run(tmp_path / "steps", 0.5, 70.0, leap=False)
     assert run(tmp_path / "leaps", 0.5, 70.0) == stepped

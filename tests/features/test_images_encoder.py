@@ -87,6 +87,18 @@ def test_an_image_is_encoded_once_for_all_who_have_it_while_it_is_kept():
     assert (engine.parts[0].encoded_images, engine.parts[0].encoded_tokens) == (3, 80)
 
 
+def test_the_image_that_lost_its_last_user_first_gives_its_room():
+    engine = scheduler(budget=60, cache=60, max_num_batched_tokens=300)
+    for image in (7, 8, 7):  # the last one takes 7 into use again, and gives it up after 8
+        drive(engine, [request(image, [(image, 0, 20)])])
+    drive(engine, [request(1, [(9, 0, 30)])])
+    hits = engine.parts[0].hits
+    drive(engine, [request(2, [(7, 0, 20)])])
+    assert engine.parts[0].hits == hits + 1
+    drive(engine, [request(3, [(8, 0, 20)])])
+    assert engine.parts[0].hits == hits + 1
+
+
 def test_blocks_of_other_images_are_not_shared():
     engine = scheduler(caching=True, max_num_seqs=1, max_num_batched_tokens=300)
     ids = list(range(1, 110))

@@ -65,6 +65,24 @@ def test_a_request_whose_adapter_has_no_slot_is_passed_by():
     assert engine.parts[0].cold_loads == 2
 
 
+def test_the_adapter_that_was_used_longest_ago_leaves_its_slot():
+    book = Adapters(2, 4)
+    assert [book.take([name]) for name in "aba"] == [(1, 0), (1, 0), (0, 0)]
+    assert book.take(["c"]) == (1, 0)  # in the slot of b
+    assert book.take(["a"]) == (0, 0)
+    assert book.take(["b"]) == (0, 1)  # in the slot of c
+    assert book.take(["a", "c"]) == (0, 1)  # b leaves: the step needs a
+
+
+def test_the_copy_that_was_used_longest_ago_leaves_the_host_and_its_slot():
+    book = Adapters(2, 2)
+    for name in "aba":
+        book.take([name])
+    assert book.take(["c"]) == (1, 0)
+    assert book.take(["a"]) == (0, 0)
+    assert book.take(["b"]) == (1, 0)
+
+
 def test_the_host_keeps_what_has_left_the_gpu():
     book = Adapters(1, 2)
     assert book.take(["a"]) == (1, 0)

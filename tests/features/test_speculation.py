@@ -165,6 +165,20 @@ def test_an_output_ends_in_the_middle_of_an_accepted_run():
     assert engine.parts[0].counts.accepted_tokens == 6
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_engine_that_works_ahead_verifies_once_more_what_has_ended(ahead):
+    """Accepted drafts end an output a step before the engine can know."""
+    engine = scheduler(drafts(3, 1.0), ahead=ahead)
+    for one in (request(1, output=7), request(2, output=14)):
+        engine.enqueue(one, 0)
+    now_ns, verified = 0, []
+    while (batch := engine.schedule(now_ns)) is not None:
+        now_ns += 1000
+        verified.append((batch.shape.verify.count, batch.shape.verify.tokens))
+        engine.complete(batch, 1, now_ns, 1000)
+    assert verified == [(0, 0), (2, 8), (2, 8), (2, 8) if ahead else (1, 4), (1, 4)]
+
+
 def test_n_grams_that_are_not_found_leave_a_plain_decode():
     engine = scheduler(drafts(3, 1.0, method="ngram", proposal_rate=0.0))
     _, tokens, steps = drive(engine, [request(1, output=9)])

@@ -305,11 +305,14 @@ def test_the_digest_depends_on_nothing_but_the_program(seed: int, make: type[Ker
     assert first.events == second.events > 300
 
 
-def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside() -> None:
+@pytest.mark.parametrize("waits_outside", [True, False])
+def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside(
+    waits_outside: bool,
+) -> None:
     told: list[str] = []
 
     async def main() -> None:
-        kernel = WallKernel(speed=100.0)
+        kernel = WallKernel(speed=100.0, waits_outside=waits_outside)
         script = [100_000_000 * i for i in range(1, 4)]  # 1 ms of wall time each
         actor = Scripted(kernel, "a", told, script)
         kernel.start(actor)
@@ -327,3 +330,31 @@ def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside() -
     stamp, message = told[4].split(" ", 1)
     assert int(stamp[1:]) >= 1_900_000_000
     assert message == "from outside"
+
+
+def test_what_was_woken_has_its_turn_before_the_next_timer() -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        now = [0]
+        kernel = WallKernel(clock_ns=lambda: now[0], waits_outside=False)
+        running = asyncio.create_task(kernel.run())
+        await asyncio.sleep(0)
+
+        def wake() -> None:
+            asyncio.get_running_loop().call_soon(order.append, "woken")
+            kernel.give_way()
+
+        kernel.call_at(10, PRIORITY_WORLD, wake)
+        kernel.call_at(11, PRIORITY_WORLD, lambda: order.append("timer"))
+        now[0] = 20
+        kernel._advance()
+        kernel._advance()  # whatever else looks at the timers meanwhile
+        assert order == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["woken", "timer"]
+        kernel.stop()
+        await running
+
+    anyio.run(main)

@@ -68,6 +68,22 @@ def test_rates_come_from_the_node_or_else_from_the_gpu():
     assert topology.link_rates == list(rates.values())
 
 
+def test_a_cxl_pool_is_as_fast_as_its_devices_together():
+    node = NodeTable(
+        gpu=L4, gpus=1, cxl_gib=8, cxl_gbytes_per_s=30.5, cxl_devices=3, cxl_latency_ns=250
+    )
+    topology = build(node, NodeTable(gpu=L4, gpus=1))
+    pool = {link.name: link for link in topology.links if ".cxl." in link.name}
+    assert sorted(pool) == ["machine0.cxl.read", "machine0.cxl.write"]
+    assert {(link.bytes_per_s, link.latency_ns) for link in pool.values()} == {
+        (91_500_000_000, 250)
+    }
+    read, write = topology.cxl_to_gpu_path(0), topology.gpu_to_cxl_path(0)
+    assert names(topology, read) == ["machine0.cxl.read", "gpu0.pcie.down"]
+    assert names(topology, write) == ["gpu0.pcie.up", "machine0.cxl.write"]
+    assert topology.machines[1].cxl_read == topology.machines[1].cxl_write == -1
+
+
 def test_pcie_link_shared_by_two():
     topology = build(NodeTable(gpu=A100, gpus=4, pcie_shared_by=2))
     assert [gpu.pcie_down for gpu in topology.gpus] == [

@@ -67,6 +67,7 @@ def test_bursts_have_both_rates():
     periods = times[-1] / 10
     assert abs((phase < 2).sum() / (2 * periods) - 50) < 1
     assert abs((phase >= 2).sum() / (8 * periods) - 2) < 0.15
+    assert abs((phase >= 6).sum() / (4 * periods) - 2) < 0.15  # also a long time after a burst
 
 
 def test_piecewise_follows_its_points():

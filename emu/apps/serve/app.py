@@ -248,14 +248,16 @@ class Api:
                 code="emulator_behind",
                 retry_after_s=min(60, math.ceil(lag_s)),
             )
-        asked = self._asked(request)
+        service.since_first_s()  # the first call starts what counts from it
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
             if failure is None:
                 raise ApiError(400, f"X-Return-Error does not know {wanted!r}")
+        elif service.failures.rules:
+            failure = service.failures.judge(self._asked(request))
         else:
-            failure = service.failures.judge(asked)
+            failure = None
         if failure is not None:
             service.counts.failures_returned += 1
             if failure.mode == "status" and not failure.after_tokens:
@@ -266,7 +268,8 @@ class Api:
         """What rules of failures see of a call."""
         service = self._service
         waiting = sum(replica.view().waiting_count for replica in service.cluster.replicas)
-        return Asked(path=request.url.path, since_first_s=service.since_first_s(), waiting=waiting)
+        path, since_s = request.scope["path"], service.since_first_s()
+        return Asked(path=path, since_first_s=since_s, waiting=waiting)
 
     async def _reply(
         self,

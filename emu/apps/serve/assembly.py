@@ -36,14 +36,14 @@ class _Headers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = dict(scope["headers"]).get(b"x-request-id")
+        given = [value for name, value in scope["headers"] if name == b"x-request-id"]
 
         async def sending(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
                 speed = f"{self._service.speed:g}".encode()
                 headers = [*message["headers"], (b"x-emu-speed", speed)]
-                if request_id is not None:
-                    headers.append((b"x-request-id", request_id))
+                if given:
+                    headers.append((b"x-request-id", given[-1]))
                 message["headers"] = headers
                 status = message["status"]
                 if status >= 400:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from emu.apps.serve.lines import Line
 from emu.apps.serve.script import Script
 from emu.apps.serve.traces.recorder import TracedCall, problem_of
 from emu.apps.serve.traces.spans import Half
@@ -105,9 +106,12 @@ class Exchange:
     def __init__(self) -> None:
         self.choices: list[Choice] = []
         self.changed = asyncio.Event()
-        self.on_token: Callable[[int], None] | None = None
-        """Writes the tokens that are there at once, the last of which was due at the instant given;
-        None = what waits for a change does."""
+        self.line: Line | None = None
+        """Passes on the one answer's tokens as they come, each at once."""
+        self.on_token: Callable[[int], int] | None = None
+        """The same where it is not so simple: writes the tokens that are there, the last of which
+        was due at the instant given, and says how many have left this process. None = what waits
+        for a change does it."""
         self.has_left = False
         self.came_ns = -1
         """Emulated time at which the call reached the machine."""

@@ -114,7 +114,7 @@ class EndpointApi(Api):
     def _asked(self, request: HttpRequest) -> Asked:
         replica = self.endpoint.replica
         return Asked(
-            path=request.url.path,
+            path=request.scope["path"],
             since_first_s=self._service.since_first_s(),
             replica=replica.replica_id,
             waiting=replica.view().waiting_count,

@@ -22,6 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from emu.apps.serve.api_errors import ApiError, error_body
 
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+_READ: Final = frozenset(
+    {b"host", b"origin", b"content-length", b"content-type", b"transfer-encoding"}
+)
+"""Headers that are looked at."""
 _JSON_TYPES: Final = frozenset(
     {
         "application/json",
@@ -74,7 +78,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name: value.decode("latin-1") for name, value in scope["headers"] if name in _READ
+        }
         refusal = self._refusal(scope["method"], headers)
         if refusal is not None:
             status, message = refusal

@@ -25,6 +25,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from emu.apps.serve.lines import Outlet
 from emu.documents import Document
 from emu.kernel.wallclock import WallKernel
 
@@ -133,28 +134,6 @@ class Arrivals(Protocol):
         """Its sender pauses."""
 
 
-class ChunkWriter:
-    """Writes pieces of an answer that has begun straight to its socket, as chunks of HTTP/1.1.
-
-    The library would frame them in the same way, and take ten times as long: it has no state
-    between two chunks, so that it can send those before and after.
-    """
-
-    def __init__(self, protocol: LiveProtocol) -> None:
-        self._protocol = protocol
-
-    @property
-    def is_paused(self) -> bool:
-        """The client does not read as fast as it is written to."""
-        return self._protocol.flow.write_paused
-
-    def write(self, data: bytes) -> None:
-        """A chunk."""
-        transport = self._protocol.transport
-        if data and not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-
 class LiveProtocol(H11Protocol):
     """uvicorn's protocol with stamps and time-outs."""
 
@@ -177,20 +156,36 @@ class LiveProtocol(H11Protocol):
         self._ticket: Ticket | None = None
         self._is_timing_body = False
         self._socket: socket.socket | None = None
+        self._outlet: Outlet | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there: its first head is awaited."""
         super().connection_made(transport)
+        self._outlet = Outlet(transport.write)
         if self._intake.has_real_clock and sys.platform == "linux":
             self._socket = transport.get_extra_info("socket")
         self._await(self._head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
+        if self._outlet is not None:
+            self._outlet.lose()
         self._await(0)
         if self._ticket is not None:
             self._intake.end(self._ticket)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        if self._outlet is not None:
+            self._outlet.is_open = False
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._outlet is not None:
+            self._outlet.is_open = not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
@@ -209,7 +204,7 @@ class LiveProtocol(H11Protocol):
             self.scope["state"]["ticket"] = ticket
             self.scope["state"]["reset"] = self._reset
             if self.scope["http_version"] == "1.1":
-                self.scope["state"]["chunks"] = ChunkWriter(self)
+                self.scope["state"]["outlet"] = self._outlet
             if is_reading:
                 self._patience = self.loop.call_later(_PATIENCE_S, self._intake.give_up, ticket)
         if is_reading:

@@ -17,6 +17,9 @@ from emu.errors import InputError
 BACKLOG: Final = 4096
 _CLOSE_S: Final = 5.0
 """Wall time that clients have to take the last bytes."""
+COLLECTED_AFTER: Final = (20_000, 20, 20)
+"""Objects after which a process that serves looks for cycles, and rounds after which it does among
+older ones: little of a call is a cycle, and what a step of a replica makes is none."""
 
 
 class WebServer(uvicorn.Server):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -18,8 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.faces import Face
 from emu.apps.serve.failures import Failure, failure_error
-from emu.apps.serve.fronts.link import FrontChunks
-from emu.apps.serve.intake import ChunkWriter, Ticket
+from emu.apps.serve.fronts.link import FrontOutlet
+from emu.apps.serve.intake import Ticket
+from emu.apps.serve.lines import Outlet, SocketLine
 from emu.apps.serve.pace import ALLOWED_NS, AnswerPace
 from emu.request import Request, Status
 
@@ -73,7 +75,7 @@ class Reply:
         self._pace: AnswerPace | None = None
         self._is_slow_reader = False
         self._scope: Scope = {}
-        self._chunks: ChunkWriter | FrontChunks | None = None
+        self._outlet: Outlet | FrontOutlet | None = None
         """The short way to the client, where there is one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,26 +86,39 @@ class Reply:
         if ticket is not None:
             self.service.intake.end(ticket)
         self._scope = scope
-        self._chunks = scope.get("state", {}).get("chunks")
-        watcher = asyncio.create_task(self._watch(receive))
+        self._outlet = scope.get("state", {}).get("outlet")
+        watcher: asyncio.Task[None] | None = None
+        outlet = self._outlet
+        if isinstance(outlet, Outlet):
+            outlet.on_lost = self._left
+            if outlet.is_lost:
+                self._left()
+        else:
+            watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
                 await self._stream(send)
             else:
                 await self._whole(send)
         finally:
-            watcher.cancel()
+            if watcher is not None:
+                watcher.cancel()
+            if isinstance(outlet, Outlet):
+                outlet.on_lost = None
             if not exchange.is_ended:
                 self.service.cluster.leave(exchange)
 
     def _submit(self, came_ns: int | None) -> None:
         self.service.cluster.submit(self.exchange, came_ns)
 
+    def _left(self) -> None:
+        self.service.cluster.leave(self.exchange)
+
     async def _watch(self, receive: Receive) -> None:
         while True:
             message: Message = await receive()
             if message["type"] == "http.disconnect":
-                self.service.cluster.leave(self.exchange)
+                self._left()
                 return
 
     async def _change(self) -> bool:
@@ -144,7 +159,6 @@ class Reply:
             raise ended_badly(failed)
         self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
         await _start(send, 200, [*_SSE_HEADERS, *self._headers()])
-        kernel = self.service.cluster.kernel
         is_slow = self.failure is not None and self.failure.mode == "slow"
         after = self.failure.after_tokens if self.failure is not None and not is_slow else 0
         opening = face.opening()
@@ -152,10 +166,7 @@ class Reply:
             data = opening + face.news(after)
             opening = b""
             if data:
-                before_ns = kernel.wall_ns()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                if kernel.wall_ns() - before_ns > ALLOWED_NS:
-                    self._is_slow_reader = True  # the socket was full: no fault of this machine
+                await self._send_piece(send, data)
             await self._dawdle()
             failed = exchange.failure()
             if failed is not None or self._breaks():
@@ -166,46 +177,55 @@ class Reply:
                 return
             if exchange.is_ended and all(c.sent >= c.produced for c in exchange.choices):
                 break
+            if any(c.sent < c.produced for c in exchange.choices) and not after:
+                continue  # tokens that came while these were written
             try:
-                exchange.on_token = self._on_token()
+                self._shorten()
                 if not await self._change():
                     return
             except ApiError as error:
                 await send({"type": "http.response.body", "body": face.broken(error)})
                 return
             finally:
-                exchange.on_token = None
+                exchange.line = exchange.on_token = None
         self._note_last()
         assert self._pace is not None
         await send({"type": "http.response.body", "body": face.closing(self._pace)})
         await self._note_end(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
 
-    def _on_token(self) -> Callable[[int], None] | None:
-        """Writes tokens past all layers as they come; None where an answer has to wake for each."""
-        chunks, face, exchange = self._chunks, self.face, self.exchange
-        if chunks is None or self.failure is not None:
-            return None
-        cluster = self.service.cluster
-        if isinstance(chunks, FrontChunks) and face.stencil is not None:
-            (choice,) = exchange.choices
-            chunks.begin(face.stencil, choice.sent)
-            token = chunks.token
+    async def _send_piece(self, send: Send, data: bytes) -> None:
+        """Part of the stream, by the short way if it is free."""
+        if isinstance(self._outlet, Outlet) and self._outlet.is_open:
+            self._outlet.write(data)
+            return
+        kernel = self.service.cluster.kernel
+        before_ns = kernel.wall_ns()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        if kernel.wall_ns() - before_ns > ALLOWED_NS:
+            self._is_slow_reader = True  # the socket was full: no fault of this machine
 
-            def count(due_ns: int) -> None:
-                choice.sent += 1
-                token(due_ns)
+    def _shorten(self) -> None:
+        """From here on tokens go past all layers as they come, where the answer allows it."""
+        outlet, face, exchange = self._outlet, self.face, self.exchange
+        if outlet is None or self.failure is not None:
+            return
+        stencil = face.stencil
+        if stencil is None:
+            exchange.on_token = partial(self._write_news, outlet)
+            return
+        (choice,) = exchange.choices
+        if isinstance(outlet, FrontOutlet):
+            exchange.line = outlet.line(stencil, choice.sent)
+        else:
+            exchange.line = SocketLine(stencil, choice.sent, outlet, self.service.piece_bytes)
 
-            return count
-        note = cluster.departures.note
-
-        def write(due_ns: int) -> None:
-            if chunks.is_paused:
-                exchange.changed.set()
-                return
-            chunks.write(face.news(0))
-            note(due_ns, 1)
-
-        return write
+    def _write_news(self, outlet: Outlet | FrontOutlet, due_ns: int) -> int:
+        """What is new of an answer that has no stencil."""
+        if not outlet.is_open:
+            self.exchange.changed.set()
+            return 0
+        outlet.write(self.face.news(0))
+        return 1
 
     async def _dawdle(self) -> None:
         """A slow answer takes its time with each piece, which is no lateness of this machine."""
@@ -259,7 +279,7 @@ class Reply:
         """The answer is whole: what a front has written later than it was given counts as well."""
         cluster, exchange, pace = self.service.cluster, self.exchange, self._pace
         assert pace is not None
-        done = await self._chunks.written() if isinstance(self._chunks, FrontChunks) else None
+        done = await self._outlet.written() if isinstance(self._outlet, FrontOutlet) else None
         if done is not None and not done.is_slow and not self._is_slow_reader:
             now_ns, wall_ns = time.monotonic_ns(), cluster.kernel.wall_ns
             written = [(first_due_ns, wall_ns(now_ns - done.first_ns))]

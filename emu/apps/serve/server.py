@@ -40,7 +40,15 @@ from emu.apps.serve.guard import is_loopback
 from emu.apps.serve.intake import LiveProtocol
 from emu.apps.serve.kubernetes.http import Kubernetes
 from emu.apps.serve.kv_events import KvEvents
-from emu.apps.serve.listening import OwnPorts, Ports, bind, make_web_server, port_of, reserve
+from emu.apps.serve.listening import (
+    COLLECTED_AFTER,
+    OwnPorts,
+    Ports,
+    bind,
+    make_web_server,
+    port_of,
+    reserve,
+)
 from emu.apps.serve.options import ServeOptions
 from emu.apps.serve.pace import Adapter
 from emu.apps.serve.pictures import shown_to
@@ -67,17 +75,15 @@ from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
 from emu.runs.runner import next_free, say_moved
 from emu.units import NS_PER_S, s_to_ns
+from emu.world import asks_outside
 
 if TYPE_CHECKING:
     from emu.apps.serve.engine_rpc import RpcPorts
     from emu.apps.serve.traces.otlp import Exporter
 
 _TICK_S: Final = 0.1
-_TICKS_PER_SNAPSHOT: Final = 5
-_REPLICAS_SLOW: Final = 64
-"""Above so many replicas snapshots come half as often: a page that is open stays cheap."""
 _PORTS_S: Final = 0.05
-_TICKS_PER_FLUSH: Final = 10
+_TICKS_PER_SECOND: Final = 10
 
 
 def _exporter(options: ServeOptions) -> Exporter | None:
@@ -183,6 +189,7 @@ class LiveServer:
             clock = WallKernel(
                 speed=self.options.speed,
                 events_per_instant_max=self.config.limits.events_per_instant,
+                waits_outside=asks_outside(self.plan),
             )
             log = make_log(self.options.level, self.options.log_format)
             recorder = None
@@ -255,6 +262,9 @@ class LiveServer:
                     announce(self)
                 gc.collect()
                 gc.freeze()
+                threshold = gc.get_threshold()
+                gc.set_threshold(*COLLECTED_AFTER)
+                last.callback(gc.set_threshold, *threshold)
                 await entrance.serve()
             finally:
                 entrance.drop()
@@ -330,9 +340,6 @@ class LiveServer:
         kernel = service.cluster.kernel
         loop = asyncio.get_running_loop()
         adapter = Adapter(service.cluster.pace, self.options.speed)
-        ticks_per_snapshot = _TICKS_PER_SNAPSHOT
-        if len(service.cluster.replicas) > _REPLICAS_SLOW:
-            ticks_per_snapshot *= 2
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
@@ -340,16 +347,14 @@ class LiveServer:
             service.lateness.note(max(0.0, loop.time() - due_s), kernel.behind_ns / NS_PER_S)
             kernel.enter(_nothing)  # samples are taken when time passes
             ticks += 1
-            if ticks % _TICKS_PER_FLUSH == 0:
+            if ticks % _TICKS_PER_SECOND == 0:
                 if self.options.slow_down == "auto":
                     self._adapt(service, adapter)
                 self._judge(service)
                 point = service.trends.take()
                 if service.hub.listeners:
                     service.hub.publish(point)
-            if ticks % ticks_per_snapshot == 0 and service.hub.listeners:
-                service.hub.publish(snapshot(service))
-            if ticks % _TICKS_PER_FLUSH == 0:
+                    service.hub.publish(snapshot(service))
                 service.cluster.flush()
 
     def _adapt(self, service: Service, adapter: Adapter) -> None:

@@ -1,15 +1,15 @@
 """How late tokens of streams leave this machine, on the wall clock.
 
 The verdict of `pace` is on answers; this is on each token after the first of a streamed answer. A
-token's lateness is the wall time between the instant at which it was due and the end of the turn of
-the event loop in which its bytes were given to the socket.
+token's lateness is the wall time between the instant at which it was due and the end of the loop
+over its step's tokens, in which its bytes were given to the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 FINE: Final = 100
@@ -45,10 +45,15 @@ class TokenPace:
         self.worst_ns = 0
         self._slices: list[tuple[int, list[int]]] = []
 
+    def left(self, late_ns: int, count: int) -> None:
+        """So many tokens have left now, so late."""
+        self.add(max(0, late_ns), count, asyncio.get_running_loop().time())
+
     def add(self, late_ns: int, count: int, now_s: float) -> None:
         """So many tokens have left so late; `now_s`: wall clock."""
-        self._slice(now_s)[bucket_of(late_ns)] += count
-        self.counts[bucket_of(late_ns)] += count
+        bucket = bucket_of(late_ns)
+        self._slice(now_s)[bucket] += count
+        self.counts[bucket] += count
         self.worst_ns = max(self.worst_ns, late_ns)
 
     def add_counts(self, counts: Sequence[int], worst_ns: int, now_s: float) -> None:
@@ -91,27 +96,3 @@ def _quantile_ms(counts: Sequence[int], share: float) -> float:
         if left <= 0:
             return most_ms(bucket)
     raise AssertionError("counts have changed")
-
-
-class Departures:
-    """Tokens that this turn of the event loop writes; judged when the turn is over."""
-
-    def __init__(self, pace: TokenPace, wall_late_ns: Callable[[int], int]) -> None:
-        """`wall_late_ns`: how much wall time ago something was due."""
-        self._pace = pace
-        self._wall_late_ns = wall_late_ns
-        self._due: list[tuple[int, int]] = []
-
-    def note(self, due_ns: int, count: int) -> None:
-        """So many tokens that were due then have been written."""
-        if not self._due:
-            asyncio.get_running_loop().call_soon(self._judge)
-        if self._due and self._due[-1][0] == due_ns:
-            count += self._due.pop()[1]
-        self._due.append((due_ns, count))
-
-    def _judge(self) -> None:
-        due, self._due = self._due, []
-        now_s = asyncio.get_running_loop().time()
-        for due_ns, count in due:
-            self._pace.add(max(0, self._wall_late_ns(due_ns)), count, now_s)

@@ -19,10 +19,10 @@ from typing import Protocol
 import msgspec
 
 from emu.apps.serve.choices import Choice, Exchange, traced_half
+from emu.apps.serve.deliveries import hand_over, take_up
 from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
 from emu.apps.serve.statistics import Statistics
-from emu.apps.serve.token_pace import Departures
 from emu.apps.serve.traces.recorder import Recorder
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
@@ -101,7 +101,6 @@ class LiveCluster(Observer):
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
-        self.departures = Departures(self.pace.of_tokens, self.wall_late_ns)
         self.observers: list[Watching] = []
         self._choices: dict[int, Choice] = {}
         self._ending: dict[int, Choice] = {}
@@ -306,24 +305,11 @@ class LiveCluster(Observer):
 
     def _on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
-        choices = self._choices
-        takers: list[Choice] = []
-        count = 0
         stream = self.replicas[replica_id].books.stream
         delay_ns = 0 if stream is None else stream.delay_ns
         now_ns = self.kernel.now_ns
-        for request in receivers:
-            count += 1
-            choice = choices.get(request.request_id)
-            if choice is None:
-                continue
-            takers.append(choice)
-            if choice.begun_ns < 0:
-                choice.begun_ns = now_ns
-                if request.handoff_after_ns >= 0 and not choice.base:
-                    self.engines[replica_id].prefilled(request, now_ns, now_ns + delay_ns)
-                if choice.heir is not None:
-                    choices[request.request_id] = choice.heir
+        begun = partial(self._begun, replica_id, delay_ns)
+        count, takers = take_up(receivers, self._choices, begun)
         sinks = self._sinks[replica_id]
         for stats in sinks:
             stats.generated_sum += count
@@ -333,38 +319,26 @@ class LiveCluster(Observer):
             at_ns = now_ns + delay_ns
             self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, takers, sinks))
 
+    def _begun(self, replica_id: int, delay_ns: int, choice: Choice) -> None:
+        """The engine has the first token of an answer, which leaves the front end later."""
+        now_ns, request = self.kernel.now_ns, choice.request
+        choice.begun_ns = now_ns
+        if request.handoff_after_ns >= 0 and not choice.base:
+            self.engines[replica_id].prefilled(request, now_ns, now_ns + delay_ns)
+        if choice.heir is not None:
+            self._choices[request.request_id] = choice.heir
+
     def _deliver(self, takers: list[Choice], sinks: tuple[Statistics, ...]) -> None:
         """A token of each of these leaves the front end now: wake the streams that send them."""
         if self._carries_first:
             takers = [choice for choice in takers if not self._is_carried(choice)]
         now_ns = self.kernel.now_ns
-        gap_ns, gap_count = -1, 0
-        for choice in takers:
-            choice.produced += 1
-            if choice.last_ns >= 0:
-                gap = now_ns - choice.last_ns
-                if gap != gap_ns:
-                    if gap_count:
-                        for stats in sinks:
-                            stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
-                    gap_ns, gap_count = gap, 0
-                gap_count += 1
-            else:
-                choice.first_ns = now_ns
-                if choice.base:
-                    sinks[-1].received(choice.request, choice.came_ns, now_ns)
-                else:
-                    for stats in sinks:
-                        stats.began(choice.request, now_ns)
-            choice.last_ns = now_ns
-            exchange = choice.exchange
-            if exchange.on_token is None:
-                exchange.changed.set()
-            else:
-                exchange.on_token(now_ns)
-        if gap_count:
-            for stats in sinks:
-                stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
+        begin, add_gaps = partial(_begin, sinks, now_ns), partial(_add_gaps, sinks)
+        written, woken = hand_over(takers, now_ns, begin, add_gaps)
+        if written:
+            self.pace.of_tokens.left(self.wall_late_ns(now_ns), written)
+        if woken:
+            self.kernel.give_way()
 
     def _is_carried(self, choice: Choice) -> bool:
         """This is a first token that the decode replica will deliver (`network.first_token`)."""
@@ -507,6 +481,22 @@ class LiveCluster(Observer):
         self.end_choice(choice)
         if choice.heir is not None and choice.heir is not choice:
             self.end_choice(choice.heir)
+
+
+def _begin(sinks: tuple[Statistics, ...], now_ns: int, choice: Choice) -> None:
+    """The first token of an answer leaves the front end."""
+    choice.first_ns = now_ns
+    if choice.base:
+        sinks[-1].received(choice.request, choice.came_ns, now_ns)
+    else:
+        for stats in sinks:
+            stats.began(choice.request, now_ns)
+
+
+def _add_gaps(sinks: tuple[Statistics, ...], gap_ns: int, count: int) -> None:
+    """So many tokens came so long after the ones before them."""
+    for stats in sinks:
+        stats.inter_token.add(gap_ns / NS_PER_S, count)
 
 
 class _Iterations:

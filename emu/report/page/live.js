@@ -1,12 +1,15 @@
 "use strict";
-// The live page. Figures come over /emu/events: a snapshot ("state") twice a second, a point of the
-// trends once a second, and what happens. Only what has changed is written into the page.
+// The live page. Figures come over /emu/events: each second a snapshot ("state") and a point of the
+// trends, and what happens. Only what has changed is written into the page, and charts, which cost
+// most, are drawn again when their curves have moved.
 const $ = (id) => document.getElementById(id);
 const facts = JSON.parse($("facts").textContent);
 const token = new URLSearchParams(location.search).get("token") || "";
 const DENSE_FROM = 33;
 const POINTS_MAX = 4000;  // then the server, which thins what is old, is asked for all of them again
 const SHOWN_FIRST = 600;
+const MOVES_SHOWN = 150;  // of a chart's width: less than such a part is not worth drawing it again
+const REST_MS = 2000;
 const COLORS = {
   inactive: "#9aa4b2", failed: "#dc2626", prefill: "#2563eb", new_prefill: "#38bdf8", refractory_prefill: "#0891b2",
   old_prefill: "#1e40af", aus_prefill: "#60a5fa", decode: "#16a34a", mutating_to_decode: "#65a30d", aus_decode: "#4ade80",
@@ -202,7 +205,13 @@ function onPoint(p) {
   points.push(p);
   if (points.length > POINTS_MAX) reload();
   while (marks.length && points.length && marks[0].x < points[0].at_s) marks.shift();
-  if (!document.hidden) drawTrends();
+  if (!document.hidden) { figures(); drawMoved(); }
+}
+
+let drawnAt = 0, drawnMs = 0;
+function drawMoved() {
+  const { low, high } = spanShown(), moved = points[points.length - 1].at_s - drawnAt;
+  if (moved >= (high - low) / MOVES_SHOWN && Date.now() >= drawnMs + REST_MS - 100) drawTrends();
 }
 
 // What the charts show: the last points (0: all), or a time that was chosen with the brush.
@@ -245,13 +254,18 @@ for (const place of document.querySelectorAll(".brushed")) {
   place.addEventListener("dblclick", () => { chosenSpan = null; drawTrends(); });
 }
 
-function drawTrends() {
-  if (!points.length) return;
+function figures() {
   const now = points[points.length - 1];
   const known = points.slice(-30).filter((p) => p.met_percent !== null && p.ended);
   const count = known.reduce((a, p) => a + p.ended, 0);
   put("met", count ? (known.reduce((a, p) => a + p.met_percent * p.ended, 0) / count).toFixed(1) + " %" : "-");
   put("decode", round(now.decode_tokens_per_s)); put("prefill", round(now.prefill_tokens_per_s));
+}
+
+function drawTrends() {
+  if (!points.length) return;
+  drawnAt = points[points.length - 1].at_s; drawnMs = Date.now();
+  figures();
   const span = { unit: "s", ...spanShown() }, every = points;
   drawSpan(span, every.filter((p, i) => (every[i + 1] || p).at_s >= span.low && (every[i - 1] || p).at_s <= span.high));
   put("shown", `${span.low.toFixed(0)} to ${span.high.toFixed(0)} s` + (chosenSpan ? " (double click: back to now)" : ""));

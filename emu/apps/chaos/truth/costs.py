@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
@@ -28,9 +29,10 @@ Key = tuple[int, int, int]
 class Iterations:
     """All batches of a run."""
 
-    def __init__(self, tape: Tape, windows: Windows) -> None:
+    def __init__(self, tape: Tape, windows: Windows, beside: Beside) -> None:
         self._tape = tape
         self._windows = windows
+        self._beside = beside
         self._open: dict[tuple[int, int], Record] = {}
         self._began: dict[tuple[int, int], Record] = {}
         self._layers: dict[tuple[int, int], int] = {}
@@ -161,6 +163,11 @@ class Iterations:
             return  # `variation` judges what varies
         chunks = None if began is None else began.get("chunks")
         whole_ps = whole_cost_ps(seat, formed["members"], chunks)
+        spent = self._beside.spent(seat.replica, formed["batch"])
+        if whole_ps is None and self._beside.knows(seat) and not spent.adapters:
+            whole_ps = _linear_ps(seat, formed["members"], chunks)
+        if whole_ps is not None:
+            whole_ps += 1000 * spent.wait_ns
         factor = self._windows.factor(seat.replica, start_ns)
         at_edge = self._windows.is_edge(seat.replica, start_ns)
         where = f"batch {formed['batch']} of replica {seat.replica} at {start_ns} ns"
@@ -190,19 +197,21 @@ class Iterations:
     ) -> None:
         """Equal batches on equal replicas take equally long, whatever the backend."""
         is_cold = isinstance(seat.latency, RooflineTable) and not seat.latency.warm_up
-        if is_unsure or not seat.is_plain or seat.group or is_cold:
+        is_known = seat.is_plain or seat.is_outside or self._beside.knows(seat)
+        if is_unsure or not is_known or seat.group or is_cold:
             return
+        spent = self._beside.spent(seat.replica, formed["batch"])
         members = sorted((before, new) for _, before, new in formed["members"])
-        shape = (tuple(members), tuple(formed.get("verified", ())), stage)
+        shape = (tuple(members), tuple(formed.get("verified", ())), stage, *spent[1:])
         kind = (seat.served, seat.tensor_parallel, seat.stages, seat.place, repr(seat.latency))
-        normal_ns = took_ns / factor
+        normal_ns = took_ns / factor - spent.wait_ns
         known_ns = self._seen.setdefault((kind, repr(seat.scheduler), shape), normal_ns)
         self._tape.count("equal_batches")
         if abs(normal_ns - known_ns) > _SLACK_NS:
             self._tape.say(
                 f"T2: {where} took {took_ns} ns (slower by {factor:g}), an equal one {known_ns:.0f}"
             )
-        if stage < 0:
+        if stage < 0 and seat.is_plain:
             self._physics(seat, formed, normal_ns, where)
 
     def _physics(self, seat: Seat, formed: Record, took_ns: float, where: str) -> None:
@@ -229,8 +238,16 @@ def whole_cost_ps(
     chunks: list[list[int]] | None,
 ) -> int | None:
     """What all layers of one stage take, in ps; None where the rule is not restated."""
+    return _linear_ps(seat, members, chunks) if seat.is_plain else None
+
+
+def _linear_ps(
+    seat: Seat,
+    members: list[list[int]],
+    chunks: list[list[int]] | None,
+) -> int | None:
     table = seat.latency
-    if table.backend != "linear" or not seat.is_plain:
+    if table.backend != "linear":
         return None
     new = sum(member[2] for member in members)
     context = sum(member[1] for member in members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.choices import Choices
 from emu.apps.chaos.truth.clients import Clients
 from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
@@ -18,6 +19,7 @@ from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
+from emu.apps.chaos.truth.made import judge_made
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
@@ -59,7 +61,8 @@ def truth_of(
     lines = () if written is None else written.lines
     windows = Windows(tape)
     windows.judge()
-    Iterations(tape, windows).judge()
+    beside = Beside(tape, lines)
+    Iterations(tape, windows, beside).judge()
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()
@@ -90,6 +93,8 @@ def truth_of(
         judge_series(tape, written.series)
         judge_waits(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
+        beside.judge(written.rows, written.summary)
+        judge_made(tape, () if written.lines else written.rows)
         if written.lines:
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)

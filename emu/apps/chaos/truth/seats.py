@@ -83,6 +83,12 @@ class Seat(msgspec.Struct, frozen=True):
     """The name of its model."""
     is_plain: bool
     """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
+    is_beside: bool
+    """What its iterations have besides is restated by `beside`: loads of adapters, masks."""
+    is_outside: bool
+    """Some of its weights are in the memory of the machine, and it is plain otherwise."""
+    adapter_ns: tuple[int, int]
+    """An adapter's way from the memory of the machine, and from its disk before that."""
     passes_over: bool
     """Its scheduler may take a request from behind one that cannot be held (blocks, adapters)."""
     is_hybrid: bool
@@ -127,9 +133,10 @@ def seats_of(plan: Plan) -> list[Seat]:
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
             served=replica.served,
-            is_plain=not replica.latency_context(plan.config).parts
-            and replica.model.tower is None
-            and replica.placement is None,
+            is_plain=kind == "plain",
+            is_beside=kind == "beside",
+            is_outside=kind == "outside",
+            adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
@@ -139,6 +146,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             variation=_variation(replica),
         )
         for replica in plan.replicas
+        for kind in (_kind(replica, plan),)
     ]
 
 
@@ -195,6 +203,37 @@ def _variation(replica: ReplicaPlan) -> tuple[float, float, int] | None:
     engine = replica.bound.model
     mean_ns = round(engine.straggler_part * engine.straggler_ns)
     return engine.jitter_step, engine.straggler_part, mean_ns
+
+
+def _kind(replica: ReplicaPlan, plan: Plan) -> str:
+    """What its iterations have besides tokens: nothing, what is restated, or weights elsewhere."""
+    parts = len(replica.latency_context(plan.config).parts)
+    if replica.model.tower is not None:
+        return ""
+    if replica.placement is not None:
+        return "" if parts else "outside"
+    table = msgspec.structs.asdict(replica.scheduler)
+    restated = bool(table.get("enable_lora")) + bool(table.get("guided_share"))
+    return ("beside" if parts else "plain") if parts == restated else ""
+
+
+def _adapter_ns(replica: ReplicaPlan, plan: Plan) -> tuple[int, int]:
+    """Two thin matrices of 16 bits beside each matrix of a layer; the disk has them unsplit."""
+    table = msgspec.structs.asdict(replica.scheduler)
+    model = replica.model
+    if not table.get("enable_lora"):
+        return 0, 0
+    sizes = []
+    for ranks in (replica.tensor_parallel, 1):
+        q = -(-model.heads // ranks) * model.head_dim
+        kv = max(1, -(-model.kv_heads // ranks)) * model.head_dim
+        ffn, hidden = -(-model.ffn // ranks), model.hidden
+        ends = 2 * (hidden + q) + 2 * (hidden + kv)
+        ends += (3 if model.gated_mlp else 2) * (hidden + ffn)
+        sizes.append(2 * table["max_lora_rank"] * model.layers * ends)
+    node = [n for n in plan.config.nodes for _ in range(n.count)][replica.machine]
+    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+    return round(sizes[0] * 8 / pcie_gbps), round(sizes[1] * 8 / node.ssd_gbps)
 
 
 def _passes_over(replica: ReplicaPlan) -> bool:

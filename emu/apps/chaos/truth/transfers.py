@@ -23,6 +23,8 @@ _CUT_CHAIN_SLACK_NS: Final = 100_000
 """And where a partition stops a link of a chain: those behind it run dry one after the other."""
 _NEAR: Final = 0.01
 """Norms and biases are left out of what a rank weighs."""
+_LEAF_ENDS: Final = ("uplink", "downlink")
+_ENDS: Final = {"pcie": ("up", "down"), "nvlink": ("out", "in")}
 _OWN_ROUTE: Final = ("host.", "ssd.", "cxl.", "pcie.")
 
 
@@ -122,6 +124,7 @@ class Transfers:
         """What the configuration says of links by their names."""
         wanted: dict[str, int] = {}
         late = self._latencies
+        uplink_gbps = self._tape.config.network.leaf_uplink_gbps
         gpu = machine = 0
         for node in self._tape.config.nodes:
             for _ in range(node.count):
@@ -138,7 +141,18 @@ class Transfers:
                     wanted |= dict.fromkeys(
                         (f"machine{machine}.cxl.read", f"machine{machine}.cxl.write"), cxl
                     )
+                    late |= dict.fromkeys(
+                        (f"machine{machine}.cxl.read", f"machine{machine}.cxl.write"),
+                        node.cxl_latency_ns,
+                    )
+                if uplink_gbps > 0:
+                    ends = (f"leaf.{node.leaf or 'default'}.{end}" for end in _LEAF_ENDS)
+                    wanted |= dict.fromkeys(ends, bytes_per_s(uplink_gbps))
                 for _ in range(node.gpus):
+                    for kind, gbps in (("pcie", node.pcie_gbps), ("nvlink", node.nvlink_gbps)):
+                        if gbps > 0:  # else that of the GPU
+                            ends = (f"gpu{gpu}.{kind}.{end}" for end in _ENDS[kind])
+                            wanted |= dict.fromkeys(ends, bytes_per_s(gbps))
                     nic = bytes_per_s(node.nic_gbps)
                     wanted |= dict.fromkeys((f"gpu{gpu}.nic.out", f"gpu{gpu}.nic.in"), nic)
                     nic_ns = round(node.nic_latency_us * 1000)

@@ -32,8 +32,11 @@ _WIDE: Final = 32
 def draw_shared_experts(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
     """The tables, lines and faults of such a world; None for most seeds."""
     rng = rng_stream(seed, "chaos shared experts")
-    if not chance(rng, SHARE):
-        return None
+    return shared_experts(rng, seed) if chance(rng, SHARE) else None
+
+
+def shared_experts(rng: Rng, seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
+    """The same; what came later is drawn by streams of the seed."""
     members = int(pick(rng, (2, 4, 8)))
     tables = _group(seed, rng, members)
     if chance(rng, 0.8):
@@ -92,6 +95,22 @@ def _group(seed: int, rng: Rng, members: int) -> Tables:
         "workload": {"oversized": "reject"},
         "recovery": {},
     }
+
+
+def lost_rank(rng: Rng, tables: Tables) -> list[Tables]:
+    """A group that goes on without a rank, and reads the experts of which it had no other copy."""
+    members = int(pick(rng, (2, 4, 8)))
+    made = _group(int(tables["seed"]), rng, members)
+    tables.clear()
+    tables |= made
+    tables["engine"]["redundant_experts"] = 64
+    tables["recovery"] = _mask(rng) | {
+        "ep_detect_s": float(pick(rng, (0.01, 0.2))),
+        "expert_backup": pick(rng, ("host", "peer", "disk")),
+    }
+    gpu = int(rng.integers(members))
+    tables["faults"] = [{"kind": "gpu_crash", "at_s": 0.1, "gpu": gpu, "duration_s": 3.0}]
+    return _lines(rng)[:24]
 
 
 def _apart(seed: int, tables: Tables) -> None:

@@ -13,6 +13,7 @@ from emu.rng import rng_stream
 _VIDUR = tuple(
     name for name, kind in KINDS[SchedulerTable].kinds.items() if issubclass(kind, VidurTable)
 )
+_KERNELS = {"nvfp4_experts": "cutlass", "fp8_block_products": "flashinfer"}
 _MXFP4 = "openai/gpt-oss-20b"
 """The drawn model whose experts are stored in 4 bits."""
 
@@ -33,6 +34,10 @@ def draw_later(seed: int, tables: Tables) -> None:
         if encodes and has_engine and {"front_end", "host_overhead"}.isdisjoint(latency):
             latency["prompt_token_us"] = float(pick(rng, (0.0, 8.0, 100.0)))
         _draw_stream(seed, tables, has_engine=has_engine)
+        kernels = rng_stream(seed, "chaos kernels")
+        for key, word in _KERNELS.items():
+            if chance(kernels, 0.1):
+                latency[key] = word
         if widens and tables["model"].get("name") == _MXFP4:
             latency["mxfp4_experts"] = "marlin"
     is_dense = tables["model"].get("name") == MODELS[0].name

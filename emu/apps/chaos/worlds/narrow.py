@@ -15,6 +15,7 @@ from emu.config.schema import (
     VllmTable,
 )
 from emu.config.tables import tag_of
+from emu.features.base import Feature
 from emu.features.registry import all_features
 
 
@@ -113,7 +114,17 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
     lines = burst(rng, int(rng.integers(15, 40)), prompts, (10, 80))
     if shares:
         share_prefixes(rng, lines)
+    if chance(rng, 0.3):
+        waits_for_prompts(rng, tables)
     return lines
+
+
+def waits_for_prompts(rng: Rng, tables: Tables) -> None:
+    """TensorRT-LLM's prompts wait for more of them, so long and up to so many."""
+    tables["scheduler"] |= {
+        "batch_wait_timeout_iters": int(pick(rng, (1, 5, 20))),
+        "batch_wait_max_tokens_ratio": float(pick(rng, (0.1, 0.5, 0.9))),
+    }
 
 
 def varied(rng: Rng, tables: Tables) -> list[Tables]:
@@ -131,6 +142,8 @@ def served(rng: Rng, tables: Tables) -> list[Tables]:
     tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 4000, "max_num_seqs": 256}
     if chance(rng, 0.5):
         tables["latency"]["prompt_token_us"] = 100.0
+    if chance(rng, 0.5):
+        tables["engine"] = {"stream_interval": int(pick(rng, (2, 10, 50)))}
     return burst(rng, int(rng.integers(40, 100)), (5, 400), (2, 40))
 
 
@@ -212,8 +225,14 @@ def cached(rng: Rng, tables: Tables) -> list[Tables]:
 
 def featured(rng: Rng, tables: Tables) -> list[Tables]:
     """One feature alone, in steps of many sequences."""
+    return one_feature(rng, tables, pick(rng, all_features()))
+
+
+def one_feature(rng: Rng, tables: Tables, feature: Feature) -> list[Tables]:
+    """The same of a feature that is given, as far as it is drawn for such worlds."""
     tables["replicas"][0]["count"] = int(rng.integers(1, 3))
-    tables["latency"] = {"backend": tag_of(RooflineTable), "front_end": False}
+    if chance(rng, 0.6):
+        tables["latency"] = {"backend": tag_of(RooflineTable), "front_end": False}
     tables["scheduler"] = {
         "policy": tag_of(VllmTable),
         "num_blocks": int(pick(rng, (200, 4000))),
@@ -225,7 +244,6 @@ def featured(rng: Rng, tables: Tables) -> list[Tables]:
     lines = burst(rng, int(rng.integers(20, 40)), (5, 300), (10, 80))
     for line in lines:
         line["tenant"] = f"t{int(rng.integers(3))}"
-    feature = pick(rng, all_features())
     for _ in range(8):  # each is on in a part of the worlds
         before = str((tables, lines))
         feature.draw(int(rng.integers(1 << 30)), rng, tables, lines)

@@ -25,6 +25,7 @@ from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
 from emu.apps.chaos.worlds.pressed import draw_pressed
 from emu.apps.chaos.worlds.requests import draw_lines
 from emu.apps.chaos.worlds.scenes import draw_rare
+from emu.apps.chaos.worlds.tour import draw_tour
 from emu.apps.chaos.worlds.wide import draw_wide
 from emu.config.kinds import KINDS, Struct
 from emu.config.rules import drop_idle
@@ -65,8 +66,9 @@ def draw_world(
     a world's model, policy or costs take a plain one. `lost_ranks`: a group that shares experts
     and loses a rank (`experts.py`), whatever the seed.
     """
+    tour = draw_tour(seed) if wide and not lost_ranks else None
     rare = draw_lost_ranks(seed) if lost_ranks else None
-    if rare is None and wide:
+    if rare is None and wide and tour is None:
         rare = draw_shared_experts(seed) or draw_rare(seed)
     if rare is not None:
         tables, lines, faults = rare
@@ -75,9 +77,9 @@ def draw_world(
         tables["recovery"] |= own
         drop_idle(tables)
         return World(tables | {"faults": faults}, lines, heals)
-    pressed = draw_pressed(seed) if wide else None
-    if pressed is not None:
-        tables, lines = pressed
+    narrow = (tour or draw_pressed(seed)) if wide else None
+    if narrow is not None:
+        tables, lines = narrow
         own = tables.get("recovery", {})
         heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
         tables["recovery"] |= own

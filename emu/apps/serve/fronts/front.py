@@ -7,6 +7,7 @@ core tells it to, or has gone. Signals that a terminal sends to a group of proce
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -39,10 +40,10 @@ from emu.apps.serve.fronts.frames import (
     Took,
     Waits,
 )
-from emu.apps.serve.intake import ChunkWriter, LiveProtocol, Ticket
-from emu.apps.serve.listening import OwnPorts, make_web_server
-from emu.apps.serve.stencils import Stencil
-from emu.apps.serve.token_pace import BUCKETS, Departures, TokenPace
+from emu.apps.serve.intake import LiveProtocol, Ticket
+from emu.apps.serve.lines import Counted, Outlet, SocketLine, count_up
+from emu.apps.serve.listening import COLLECTED_AFTER, OwnPorts, make_web_server
+from emu.apps.serve.token_pace import BUCKETS, TokenPace
 
 _TALLY_S: Final = 0.2
 
@@ -87,48 +88,30 @@ class _Intake:
             self._link.send(Waits(ticket.number))
 
 
-class _Stream:
-    """Tokens of a plain answer, by their number."""
-
-    __slots__ = ("produced", "sent", "stencil")
-
-    def __init__(self, stencil: Stencil, sent: int) -> None:
-        self.stencil = stencil
-        self.sent = self.produced = sent
-
-    def unsent(self, pieces: list[bytes]) -> bytes:
-        """The chunks of tokens that have come and were not written; they count as written."""
-        stencil, begin = self.stencil, self.sent
-        self.sent = self.produced
-        if self.sent == begin + 1:
-            return stencil.chunk(begin, pieces)
-        return b"".join(stencil.chunk(at, pieces) for at in range(begin, self.sent))
-
-
 class _Answer:
     """What has come of one answer, and what of it has been written."""
 
     def __init__(self, front: Front, number: int, scope: Scope) -> None:
         self._front = front
         self.number = number
-        self._chunks: ChunkWriter | None = scope["state"].get("chunks")
+        self.outlet: Outlet | None = scope["state"].get("outlet")
         self._reset = scope["state"].get("reset")
-        self._inbox: deque[Head | Body | _Stream | Broken] = deque()
+        self._inbox: deque[Head | Body | Counted | Broken] = deque()
         self._changed = asyncio.Event()
-        self._stream: _Stream | None = None
+        self._stream: Counted | None = None
         """Where tokens count."""
-        self._live: _Stream | None = None
-        """The same, where all before it has been written."""
         self.first_ns = self.last_ns = 0
         self.is_slow = False
         self._has_left = False
 
     def take(self, frame: Head | Body | Plain | Broken) -> None:
         """The next frame; what was before it is complete."""
-        self._live = None
+        if self._stream is not None:
+            self._stream.line = None
         if isinstance(frame, Plain):
-            self._stream = _Stream(frame.stencil, frame.sent)
-            self._inbox.append(self._stream)
+            stream = self._stream = Counted(frame.stencil, frame.sent, self._changed.set)
+            self._front.counted[self.number] = stream
+            self._inbox.append(stream)
         else:
             self._inbox.append(frame)
         self._changed.set()
@@ -138,31 +121,19 @@ class _Answer:
         self._has_left = True
         self._changed.set()
 
-    def token(self) -> None:
-        """One more token."""
-        stream, chunks = self._stream, self._chunks
-        assert stream is not None
-        stream.produced += 1
-        if self._live is None:
-            return
-        if chunks is None or chunks.is_paused:
-            self._changed.set()
-        else:
-            chunks.write(stream.unsent(self._front.pieces))
-
     async def write(self, send: Send) -> None:
         """Write until the answer is whole, or its client has gone."""
-        stream: _Stream | None = None
+        stream: Counted | None = None
         while not self._has_left:
             if not self._inbox:
                 await self._catch_up(stream, send)
                 if not self._inbox:
-                    self._live = stream
+                    self._go_live(stream)
                     await self._changed.wait()
                     self._changed.clear()
                 continue
             frame = self._inbox.popleft()
-            if isinstance(frame, _Stream):
+            if isinstance(frame, Counted):
                 stream = frame
                 continue
             await self._catch_up(stream, send)
@@ -185,14 +156,18 @@ class _Answer:
             if not frame.more:
                 return
 
-    async def _catch_up(self, stream: _Stream | None, send: Send) -> None:
+    def _go_live(self, stream: Counted | None) -> None:
+        """Everything that has come is written: tokens need not wait for this task any more."""
+        if stream is not None and self.outlet is not None:
+            stream.line = SocketLine(stream.stencil, stream.sent, self.outlet, self._front.pieces)
+
+    async def _catch_up(self, stream: Counted | None, send: Send) -> None:
         """Tokens that came while something else was written, or the client did not read."""
         while stream is not None and stream.sent < stream.produced:
             await self._piece(stream.unsent(self._front.pieces), send, more=True)
 
     async def _piece(self, data: bytes, send: Send, *, more: bool) -> None:
-        chunks = self._chunks
-        self.is_slow |= chunks is not None and chunks.is_paused
+        self.is_slow |= self.outlet is not None and not self.outlet.is_open
         await send({"type": "http.response.body", "body": data, "more_body": more})
         self.last_ns = time.monotonic_ns()
         self.first_ns = self.first_ns or self.last_ns
@@ -207,9 +182,10 @@ class Front:
         self._settings: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
         self._intake = _Intake(self.link)
         self._answers: dict[int, _Answer] = {}
+        self.counted: dict[int, Counted] = {}
+        """Of these, the plain streams whose tokens count."""
         self._ports: OwnPorts | None = None
         self._pace = TokenPace()
-        self._departures = Departures(self._pace, lambda due_ns: time.monotonic_ns() - due_ns)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, descriptor: int) -> None:
@@ -225,6 +201,9 @@ class Front:
         server = make_web_server(self, protocol, settings.tls_cert, settings.tls_key)
         self._ports = OwnPorts(server, settings.host, is_shared=True)
         tally = asyncio.create_task(self._tell())
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECTED_AFTER)
         await self._ports.serve()
         tally.cancel()
         self.link.close()
@@ -237,14 +216,9 @@ class Front:
 
     def _on_frame(self, frame: ToFront) -> None:
         if isinstance(frame, Tokens):
-            answers, count = self._answers, 0
-            for number in frame.numbers():
-                answer = answers.get(number)
-                if answer is not None:
-                    answer.token()
-                    count += 1
+            count = count_up(frame.numbers(), self.counted, frame.due_ns)
             if count:
-                self._departures.note(frame.due_ns, count)
+                self._pace.left(time.monotonic_ns() - frame.due_ns, count)
         elif isinstance(frame, Head | Body | Plain | Broken):
             answer = self._answers.get(frame.number)
             if answer is not None:
@@ -278,12 +252,20 @@ class Front:
             if body is None:
                 return
             self.link.send(_called(number, scope, body))
-            watcher = asyncio.create_task(self._watch(answer, receive))
+            if answer.outlet is None:
+                watcher = asyncio.create_task(self._watch(answer, receive))
+            else:
+                answer.outlet.on_lost = partial(self._lost, answer)
+                if answer.outlet.is_lost:
+                    self._lost(answer)
             await answer.write(send)
         finally:
+            if answer.outlet is not None:
+                answer.outlet.on_lost = None
             if watcher is not None:
                 watcher.cancel()
             del self._answers[number]
+            self.counted.pop(number, None)
             self.link.send(Done(number, answer.first_ns, answer.last_ns, answer.is_slow))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -305,6 +287,9 @@ class Front:
     async def _watch(self, answer: _Answer, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._lost(answer)
+
+    def _lost(self, answer: _Answer) -> None:
         self.link.send(Gone(answer.number))
         answer.leave()
 

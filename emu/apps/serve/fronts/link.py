@@ -41,6 +41,7 @@ from emu.apps.serve.fronts.frames import (
     Waits,
 )
 from emu.apps.serve.intake import Intake, Ticket
+from emu.apps.serve.lines import Batch, FrontLine
 from emu.apps.serve.stencils import Stencil
 from emu.apps.serve.token_pace import TokenPace
 from emu.apps.serve.world import LiveCluster
@@ -57,29 +58,27 @@ WallLate = Callable[[int], int]
 _log: Final = logging.getLogger("uvicorn.error")
 
 
-class FrontChunks:
+class FrontOutlet:
     """Writes tokens of a stream through its front."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
 
     @property
-    def is_paused(self) -> bool:
-        """The client does not read as fast as it is written to."""
-        return self._call.untaken > _UNTAKEN_MAX
+    def is_open(self) -> bool:
+        """The client reads as fast as it is written to."""
+        return self._call.untaken <= _UNTAKEN_MAX
 
     def write(self, data: bytes) -> None:
         """A piece of the answer."""
         if data:
             self._call.piece(data, more=True)
 
-    def begin(self, stencil: Stencil, sent: int) -> None:
+    def line(self, stencil: Stencil, sent: int) -> FrontLine:
         """From here on the front is told the number of tokens only; `sent` have gone already."""
-        self._call.front.send(Plain(self._call.number, stencil, sent))
-
-    def token(self, due_ns: int) -> None:
-        """One more, which was due then."""
-        self._call.front.token(self._call.number, due_ns)
+        call = self._call
+        call.front.send(Plain(call.number, stencil, sent))
+        return FrontLine(call.front.batch, call.number, sent)
 
     async def written(self) -> Done | None:
         """When the answer was written; None where its client did not wait for it."""
@@ -116,7 +115,7 @@ class _Call:
                 self.front.send(Broken(self.number))
 
     def _scope(self, called: Called) -> Scope:
-        state: dict[str, object] = {"chunks": FrontChunks(self), "reset": self._reset}
+        state: dict[str, object] = {"outlet": FrontOutlet(self), "reset": self._reset}
         if self.ticket is not None:
             self.ticket.is_whole = True
             state["ticket"] = self.ticket
@@ -199,8 +198,9 @@ class FrontLink:
         self._calls: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: dict[int, asyncio.Future[str]] = {}
-        self._due = (-1, 0)
-        self._numbers = array("I")
+        self._due_ns = 0
+        self.batch = Batch(self._begin_batch)
+        """Tokens that it has not been told of."""
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, settings: Settings) -> None:
@@ -239,19 +239,16 @@ class FrontLink:
         self._send_tokens()
         self.link.send(frame)
 
-    def token(self, number: int, due_ns: int) -> None:
-        """A token of a call; those of one instant leave together."""
-        if self._due[0] != due_ns:
-            self._send_tokens()
-            self._due = (due_ns, time.monotonic_ns() - self._wall_late_ns(due_ns))
-            asyncio.get_running_loop().call_soon(self._send_tokens)
-        self._numbers.append(number)
+    def _begin_batch(self, due_ns: int) -> None:
+        """Tokens of one instant leave together, behind those before them."""
+        self._send_tokens()
+        self._due_ns = time.monotonic_ns() - self._wall_late_ns(due_ns)
+        asyncio.get_running_loop().call_soon(self._send_tokens)
 
     def _send_tokens(self) -> None:
-        if self._numbers:
-            numbers, self._numbers = self._numbers, array("I")
-            due_ns, self._due = self._due[1], (-1, 0)
-            self.link.send(Tokens(due_ns, numbers.tobytes()))
+        numbers = self.batch.take()
+        if numbers:
+            self.link.send(Tokens(self._due_ns, array("I", numbers).tobytes()))
 
     def _on_end(self) -> None:
         self.ended.set()
