@@ -327,6 +327,8 @@ class Replica(Viewed):
                 self.weights.begin()
             else:
                 self.weights.drop()
+                if state is S.INACTIVE:
+                    scheduler.forget()  # no process runs: neither prefixes nor adapters stay
         self._note_outbox()
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:

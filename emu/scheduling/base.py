@@ -383,6 +383,12 @@ class Scheduler(ABC):
         Detached and inbound requests have another owner; their blocks are gone too.
         """
 
+    def forget(self) -> None:
+        """The process ends while it holds nothing: what it had cached and loaded is gone."""
+        self.ledger.forget()
+        for part in self.parts:
+            part.clear()
+
     # Figures.
     @property
     def blocks_total(self) -> int:

@@ -195,6 +195,12 @@ class Ledger:
             forget_kv(request)
         return leaving
 
+    def forget(self) -> None:
+        """Nothing is found again, if nothing is held; what a fault has taken stays taken."""
+        pool = self.pool
+        if not self._lost and pool.blocks_free == pool.blocks_total:
+            pool.clear()
+
     # Checks.
     def recount(self, holders: Sequence[Request], other_blocks: int = 0) -> list[str]:
         """One line for each thing that is wrong, all blocks counted from scratch.

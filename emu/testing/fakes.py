@@ -293,6 +293,9 @@ class FakeScheduler:
             self.detached.remove(r)
             self.running.append(r)
 
+    def forget(self) -> None:
+        """Nothing is cached here."""
+
     def evacuate(self) -> list[Request]:
         """Everything is gone: the requests, waiting ones first."""
         lost = [*self.queue, *self.running]
