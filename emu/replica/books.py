@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_REPLICA
+from emu.kv.grouped import GroupedPool
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.replica.actions import Action, End, FreeCapacity, HandOff, HandOffSecond
@@ -55,6 +56,8 @@ class Books:
     """KV can leave from here."""
     hands_off: bool
     """Requests go on elsewhere when their prompt has ended here."""
+    shedding: GroupedPool | None
+    """The pool, where decodes give blocks back as they go on: states that are found again."""
 
     __slots__ = (
         "clock",
@@ -66,6 +69,7 @@ class Books:
         "priority",
         "replica_id",
         "scheduler",
+        "shedding",
         "stream",
         "watch",
     )
@@ -90,6 +94,8 @@ class Books:
         self.out = out
         self.stream = None
         self.has_outbox = self.hands_off = False
+        pool = scheduler.ledger.pool
+        self.shedding = pool if isinstance(pool, GroupedPool) and pool.prefix_caching else None
 
     def past(self, at_ns: int) -> int:
         """Time from an instant up to now: what has ended before it has been handled.

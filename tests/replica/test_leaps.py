@@ -10,6 +10,7 @@ import pytest
 
 from emu.engines.registry import engine_named
 from emu.kernel.clock import AT_DUE, NOW, PARK
+from emu.kv.grouped import GroupedPool
 from emu.latency.base import BatchShape
 from emu.latency.ends import Ends
 from emu.latency.jitter import Jitter
@@ -485,3 +486,26 @@ def test_a_parked_replica_is_woken_by_what_it_can_use_and_rests_else() -> None:
     assert [(one, how) for one, how, *_ in stage.ends] == [(1, "COMPLETED")]
     assert stage.replicas[0].flight.sort is Sort.IDLE
     assert stage.replicas[0].go_on() == PARK
+
+
+@pytest.mark.parametrize(("given_back", "is_told"), [(1, True), (0, False), (-1, False)])
+def test_a_decode_says_when_its_batch_gives_more_blocks_back_than_it_takes(
+    given_back: int, is_told: bool
+) -> None:
+    pool = GroupedPool.__new__(GroupedPool)
+    pool.blocks_free = 4
+    clock, scheduler = FakeClock(), FakeScheduler()
+    watch: Any = Watch(0, clock, scheduler, FakeObservers())  # type: ignore[arg-type]
+    pace: Any = Pace(FakeLatency())
+    books = Books(0, clock, scheduler, pace, watch, Counters(), [])  # type: ignore[arg-type]
+    books.shedding = pool
+    scheduler.queue.append(request(1, prompt=4, output=4))
+    schedule = scheduler.schedule
+
+    def sheds(now_ns: int) -> Batch | None:
+        pool.blocks_free += given_back
+        return schedule(now_ns)
+
+    scheduler.schedule = sheds  # type: ignore[method-assign]
+    Plain(books, frees=True, runs_on=False).start()
+    assert [type(action) for action in books.out] == [act.FreeCapacity] * is_told

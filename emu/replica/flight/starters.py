@@ -54,13 +54,15 @@ class Plain(Starter):
         """Form the next batch and begin it."""
         books = self.books
         counters, scheduler, now_ns = books.counters, books.scheduler, books.clock.now_ns
+        pool = books.shedding
+        free = 0 if pool is None else pool.blocks_free
         batch = scheduler.schedule(now_ns)
         if not books.watch.is_touched:
             books.watch.touch()
         if batch is None:
             counters.begin_rest(now_ns)
             return None
-        if batch.preempted and self.frees:
+        if self.frees and (batch.preempted or (pool is not None and pool.blocks_free > free)):
             books.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
         if counters.rest_since_ns >= 0:
             counters.end_rest(now_ns)
@@ -135,6 +137,8 @@ class Composed(Starter):
     def _form(self, now_ns: int) -> Batch | None:
         books = self.books
         watch, counters = books.watch, books.counters
+        pool = books.shedding
+        free = 0 if pool is None else pool.blocks_free
         batch = books.scheduler.schedule(now_ns)
         if not watch.is_touched:
             watch.touch()
@@ -147,7 +151,7 @@ class Composed(Starter):
             if self.stages is None or not self.stages.on_stages:
                 counters.begin_rest(now_ns)
             return None
-        if batch.preempted and self.frees:
+        if self.frees and (batch.preempted or (pool is not None and pool.blocks_free > free)):
             books.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
         if counters.rest_since_ns >= 0:
             counters.end_rest(now_ns)

@@ -106,7 +106,7 @@ class Deadlines:
         waits_s = table.restart_s + (table.load_deadline_s or 120.0) + table.drain_grace_s
         waits_ms = table.transfer_timeout_ms + table.lease_ms + table.progress_deadline_ms
         calm_ns = max(ends) + to_ns(waits_s + waits_ms / 1e3) + _SLACK_NS
-        own = _OWN
+        own: tuple[str, ...] = _OWN
         if not table.replace and any(seat.experts is not None for seat in tape.seats):
             # A member that was given up is never back, and the others wait for its experts: what
             # they hold is lost when nothing else happens.

@@ -26,8 +26,12 @@ class Leaving:
         """The destination that was taken last."""
         self._lane_ns: dict[tuple[int, int], int] = {}
         """What transfers between two replicas take besides, without the connector."""
-        self._carried: dict[int, list[int]] = {}
-        """Rows of each transfer."""
+        self._cut_ns: dict[int, int] = {
+            record["row"]: record["at_ns"]
+            for record in tape.by_event["ended"]
+            if record["status"] != "completed"
+        }
+        """When rows ended that were not complete: who leaves next may be told before it."""
         self._came_ns: dict[int, list[int]] = defaultdict(list)
         self._odd: set[int] = set()
         """Rows that were lost, sent elsewhere, or moved while they ran."""
@@ -43,7 +47,6 @@ class Leaving:
                 "tokens": self._tokens,
                 "taken": self._taken,
                 "transfer": self._transfer,
-                "transfer_over": self._transfer_over,
                 "migrated": self._migrated,
                 "ended": self._ended,
                 "lost": self._lost,
@@ -69,7 +72,11 @@ class Leaving:
         mine = [ended[row] for row in record["rows"] if row in ended]
         if "pinned" in record or not mine:
             return
-        before = [row for row, at_ns in ended.items() if at_ns < min(mine)]
+        before = [
+            row
+            for row, at_ns in ended.items()
+            if at_ns < min(mine) and self._cut_ns.get(row) != record["at_ns"]
+        ]
         self._tape.count("leaving_order")
         if before:
             self._tape.say(
@@ -86,7 +93,6 @@ class Leaving:
         if (taken["source"], taken["destination"], taken["at_ns"]) != (*pair, record["at_ns"]):
             return
         self._last = {}
-        self._carried[record["transfer"]] = taken["rows"]
         self._tape.count("connector")
         if network.kv_transfer != "layerwise" and record.get("overlapped_bytes"):
             self._tape.say(f"T3: transfer {record['transfer']} hides bytes, and is not layer-wise")
@@ -105,12 +111,6 @@ class Leaving:
                 f"T3: transfer {record['transfer']} of {blocks} blocks is {record['latency_ns']} "
                 f"ns late, should be {due_ns + setup_ns}"
             )
-
-    def _transfer_over(self, record: Record) -> None:
-        """One that is stopped has lost its rows, whose ends are told after what leaves next."""
-        if record["how"] == "stopped":
-            for row in self._carried.get(record["transfer"], ()):
-                self._leave(row)
 
     def _migrated(self, record: Record) -> None:
         for row in record["rows"]:
