@@ -9,7 +9,7 @@ const DENSE_FROM = 33;
 const POINTS_MAX = 4000;  // then the server, which thins what is old, is asked for all of them again
 const SHOWN_FIRST = 600;
 const MOVES_SHOWN = 150;  // of a chart's width: less than such a part is not worth drawing it again
-const REST_MS = 2000;
+const REST_MS = 3000;
 const COLORS = {
   inactive: "#9aa4b2", failed: "#dc2626", prefill: "#2563eb", new_prefill: "#38bdf8", refractory_prefill: "#0891b2",
   old_prefill: "#1e40af", aus_prefill: "#60a5fa", decode: "#16a34a", mutating_to_decode: "#65a30d", aus_decode: "#4ade80",
@@ -89,7 +89,7 @@ function replicas(list) {
   put("top", top ? `full: ${shade === "kv" ? round(top) + " % of the KV" : top + " " + shade}` : "");
   arrange(list);
   for (const r of list) {
-    const part = top ? Math.round(100 * value(r) / top) : 0;
+    const part = top ? Math.round(20 * value(r) / top) * 5 : 0;  // steps that an eye can tell apart
     const key = [r.state, r.running, r.waiting, part, r.slowdown, r.id === chosen].join();
     const card = box.children[r.id];
     if (card.shown === key) continue;
