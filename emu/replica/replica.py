@@ -328,7 +328,7 @@ class Replica(Viewed):
             else:
                 self.weights.drop()
                 if state is S.INACTIVE:
-                    scheduler.forget()  # no process runs: neither prefixes nor adapters stay
+                    scheduler.forget()  # no process runs: what it had cached is gone
         self._note_outbox()
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:

@@ -31,7 +31,7 @@ class Leaving:
             for record in tape.by_event["ended"]
             if record["status"] != "completed"
         }
-        """When rows ended that were not complete: who leaves next may be told before it."""
+        """When rows ended that were not complete: what leaves next may be told before."""
         self._came_ns: dict[int, list[int]] = defaultdict(list)
         self._odd: set[int] = set()
         """Rows that were lost, sent elsewhere, or moved while they ran."""
