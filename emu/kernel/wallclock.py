@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from emu.kernel.clock import Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 
@@ -41,15 +40,9 @@ class WallKernel(TaskKernel):
         events_per_instant_max: int = 100_000,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         unix_s: Callable[[], float] = time.time,
-        waits_outside: bool = True,
     ) -> None:
-        """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare.
-
-        `waits_outside`: actors may await answers of other processes, so that each is a task.
-        Without that, their turns are the kernel's own, as under simulated time.
-        """
+        """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare."""
         super().__init__(events_per_instant_max=events_per_instant_max)
-        self._waits_outside = waits_outside
         self.speed = speed
         self.lag_ns = 0
         self.lag_max_ns = 0
@@ -64,18 +57,6 @@ class WallKernel(TaskKernel):
         """Instants at which something from outside is going to happen."""
         self._alarm: asyncio.TimerHandle | None = None
         self._gives_way = self._comes_back = False
-
-    def _bring_to_life(self, actor: Actor) -> None:
-        if self._waits_outside:
-            super()._bring_to_life(actor)
-        else:
-            Kernel._bring_to_life(self, actor)
-
-    def _step(self, actor: Actor) -> None:
-        if self._waits_outside:
-            super()._step(actor)
-        else:
-            Kernel._step(self, actor)
 
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world forever."""

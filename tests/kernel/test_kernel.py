@@ -305,14 +305,11 @@ def test_the_digest_depends_on_nothing_but_the_program(seed: int, make: type[Ker
     assert first.events == second.events > 300
 
 
-@pytest.mark.parametrize("waits_outside", [True, False])
-def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside(
-    waits_outside: bool,
-) -> None:
+def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside() -> None:
     told: list[str] = []
 
     async def main() -> None:
-        kernel = WallKernel(speed=100.0, waits_outside=waits_outside)
+        kernel = WallKernel(speed=100.0)
         script = [100_000_000 * i for i in range(1, 4)]  # 1 ms of wall time each
         actor = Scripted(kernel, "a", told, script)
         kernel.start(actor)
@@ -337,7 +334,7 @@ def test_what_was_woken_has_its_turn_before_the_next_timer() -> None:
 
     async def main() -> None:
         now = [0]
-        kernel = WallKernel(clock_ns=lambda: now[0], waits_outside=False)
+        kernel = WallKernel(clock_ns=lambda: now[0])
         running = asyncio.create_task(kernel.run())
         await asyncio.sleep(0)
 
