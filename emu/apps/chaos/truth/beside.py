@@ -75,8 +75,6 @@ class Beside:
         self._slots: dict[int, Slots] = {}
         self._of_step: dict[tuple[int, int], Spent] = {}
         self._counts: Counter[str] = Counter()
-        self._away: set[int] = set()
-        """Replicas that were inactive: whether they keep adapters is not said."""
         self._got: Counter[int] = Counter()
         self._share = 0.0
         self._masks = [0, 0]
@@ -89,13 +87,12 @@ class Beside:
 
     def knows(self, seat: Seat) -> bool:
         """Whether all that its steps do beside their tokens is followed here."""
-        is_known = self._adapter is not None and seat.replica not in self._away
-        return seat.is_beside and (is_known or seat.replica not in self._slots)
+        return seat.is_beside and (self._adapter is not None or seat.replica not in self._slots)
 
     def judge(self, rows: Sequence[Mapping[str, str]], summary: DocumentView) -> None:
         """Counts of the summary."""
         tape = self._tape
-        if "adapters" in summary and self._adapter is not None and not self._away:
+        if "adapters" in summary and self._adapter is not None:
             tape.count("adapters")
             told = {
                 name: summary["adapters"][name] for name in ("cold_loads", "host_loads", "hits")
@@ -141,10 +138,8 @@ class Beside:
                     self._masks[0] += len(record["ends"]) * (row in constrained)
             elif record["event"] == "batch":
                 self._step(record, constrained)
-            elif record["to"] == "failed" and record["replica"] in self._slots:
+            elif record["to"] in ("failed", "inactive") and record["replica"] in self._slots:
                 self._slots[record["replica"]].clear()
-            elif record["to"] == "inactive":
-                self._away.add(record["replica"])
 
     def _step(self, record: Record, constrained: set[int]) -> None:
         tape, replica = self._tape, record["replica"]
