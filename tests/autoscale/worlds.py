@@ -163,7 +163,7 @@ def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome
             config_source="test",
         )
         recorder = Recorder(directory, plan.config.output)
-        cluster = Watched(plan, _Leaving(workload, draw), recorder, has_prefixes=False)
+        cluster = Watched(plan, _Leaving(workload, draw), recorder)
         cluster.last_id = draw.requests if draw.rest_s else -1
         outcome = await cluster.run()
         recorder.close()
@@ -178,6 +178,8 @@ def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome
 
 class _Leaving:
     """A workload some of whose clients leave."""
+
+    has_prefixes = False
 
     def __init__(self, source: Any, draw: Draw) -> None:
         self._source = source

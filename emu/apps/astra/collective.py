@@ -28,6 +28,7 @@ from emu.network.congestion import congested_ns
 from emu.network.dimensions import NetworkDim, Topology, rank_count
 from emu.network.rounds import CollectiveSystem, Kind
 from emu.process.interrupts import scratch
+from emu.process.prepared import prepared
 
 _FINISHED: Final = re.compile(r"sys\[\d+\] finished, (\d+) cycles")
 _PROGRAM_S: Final = 120.0
@@ -78,7 +79,7 @@ def _dim(text: str) -> NetworkDim:
         raise InputError("collective", None, "--dims", problem)
     try:
         named = dict(zip(NetworkDim.__struct_fields__, parts, strict=True))
-        dim = msgspec.convert(named, NetworkDim, strict=False)
+        dim = msgspec.convert(named, prepared(NetworkDim), strict=False)
     except (ValueError, msgspec.ValidationError):
         problem = f"expected TOPOLOGY:NPUS:GIB_PER_S:LATENCY_NS, got {text.strip()!r}"
         raise InputError("collective", None, "--dims", problem) from None
