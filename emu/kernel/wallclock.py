@@ -13,10 +13,9 @@ from emu.kernel.tasks import TaskKernel
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
-"""Wall time after which timers that are due let the event loop look at its sockets, and"""
+"""Wall time after which timers that are due let the event loop look at its sockets."""
 _TURN_EVENTS: Final = 16
-"""so many timers, after which they do as well: an emulation that is behind hears of
-clients that leave."""
+"""Timers after which they do as well: an emulation that is behind hears of clients that leave."""
 _NAP_S: Final = 0.0005
 """A wait that is shorter is slept through: uvloop's timers count milliseconds, and one that is
 rounded down would be asked for again and again until its instant has come."""
@@ -65,8 +64,11 @@ class WallKernel(TaskKernel):
 
     def wall_ns(self, ago_ns: int = 0) -> int:
         """Simulated time that the wall clock shows, or showed so much wall time ago."""
-        elapsed_ns = self._clock_ns() - ago_ns - self._origin_ns
-        return max(0, int(elapsed_ns * self.speed) + self._offset_ns)
+        return self._shown_ns(self._clock_ns() - ago_ns)
+
+    def _shown_ns(self, at_ns: int) -> int:
+        """Simulated time that the wall clock shows at an instant of its own."""
+        return max(0, int((at_ns - self._origin_ns) * self.speed) + self._offset_ns)
 
     def set_speed(self, speed: float) -> None:
         """From now on, so many simulated seconds per real second. Time does not jump."""
@@ -159,7 +161,7 @@ class WallKernel(TaskKernel):
                 return  # idle until something enters
             due_ns, priority, _, actor, target = heap[0]
             now_ns = clock_ns()
-            wall_ns = max(0, int((now_ns - self._origin_ns) * self.speed) + self._offset_ns)
+            wall_ns = self._shown_ns(now_ns)
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 if self._wait(delay_s, may_sleep=not moved):

@@ -42,9 +42,8 @@ def hand_over(
     """Return how many of these tokens, one for each answer, were written to their clients at once,
     and for how many of the answers something else was woken to do it.
 
-    `begin` hears of an
-    answer whose first token leaves, `add_gaps` of how long the others came after the ones before
-    them: (ns, how many).
+    `begin` hears of an answer whose first token leaves, `add_gaps` of how long the others came
+    after the ones before them: (ns, how many).
     """
     last_ns = -1
     gaps = written = woken = 0

@@ -41,10 +41,10 @@ from emu.apps.serve.intake import LiveProtocol
 from emu.apps.serve.kubernetes.http import Kubernetes
 from emu.apps.serve.kv_events import KvEvents
 from emu.apps.serve.listening import (
-    COLLECTED_AFTER,
     OwnPorts,
     Ports,
     bind,
+    collect_seldom,
     make_web_server,
     port_of,
     reserve,
@@ -258,11 +258,7 @@ class LiveServer:
                     group.start_soon(self._keep_ports, ports, entrance)
                 if announce is not None:
                     announce(self)
-                gc.collect()
-                gc.freeze()
-                threshold = gc.get_threshold()
-                gc.set_threshold(*COLLECTED_AFTER)
-                last.callback(gc.set_threshold, *threshold)
+                last.callback(gc.set_threshold, *collect_seldom())
                 await entrance.serve()
             finally:
                 entrance.drop()

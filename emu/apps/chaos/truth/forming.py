@@ -41,12 +41,6 @@ class Forming:
         self._got: dict[int, int] = defaultdict(int)
         self._ask = Ask(self._reached, self._longest, self._prompt, self._came)
         self._books = {seat.replica: Book() for seat in tape.seats if self._is_followed(seat)}
-        self._cut_ns: dict[int, int] = {
-            record["row"]: record["at_ns"]
-            for record in tape.by_event["ended"]
-            if record["status"] != "completed"
-        }
-        """When rows ended that were not complete."""
 
     def _is_followed(self, seat: Seat) -> bool:
         table, tape = seat.scheduler, self._tape
@@ -186,7 +180,7 @@ class Forming:
         if seat.is_ahead:
             self._see(seat.replica, book, book.formed_ns)
         waiting = [*book.queue, *book.unseen]
-        if any(self._cut_ns.get(row) == at_ns for row in waiting):
+        if any(self._tape.cut_ns.get(row) == at_ns for row in waiting):
             return  # one left at this very instant, before or after
         self._tape.count("sglang_order")
         found = list(wrong_in_sglang(seat, book, self._ask, members, preempted, unseen=False))
@@ -201,7 +195,7 @@ class Forming:
     ) -> None:
         at_ns = record["at_ns"]
         others = set(members) ^ set(due.members) | set(preempted) ^ set(due.preempted)
-        if any(self._cut_ns.get(row) == at_ns for row in others):
+        if any(self._tape.cut_ns.get(row) == at_ns for row in others):
             return  # it left at this very instant, before or after
         if keys_of(seat.scheduler).get("enable_block_reuse") and others & self._sharing:
             return

@@ -26,12 +26,6 @@ class Leaving:
         """The destination that was taken last."""
         self._lane_ns: dict[tuple[int, int], int] = {}
         """What transfers between two replicas take besides, without the connector."""
-        self._cut_ns: dict[int, int] = {
-            record["row"]: record["at_ns"]
-            for record in tape.by_event["ended"]
-            if record["status"] != "completed"
-        }
-        """When rows ended that were not complete: what leaves next may be told before."""
         self._came_ns: dict[int, list[int]] = defaultdict(list)
         self._odd: set[int] = set()
         """Rows that were lost, sent elsewhere, or moved while they ran."""
@@ -75,7 +69,7 @@ class Leaving:
         before = [
             row
             for row, at_ns in ended.items()
-            if at_ns < min(mine) and self._cut_ns.get(row) != record["at_ns"]
+            if at_ns < min(mine) and self._tape.cut_ns.get(row) != record["at_ns"]
         ]
         self._tape.count("leaving_order")
         if before:

@@ -54,6 +54,13 @@ class Tape:
             self.by_event[record["event"]].append(record)
         self.end_ns = max((record["at_ns"] for record in records), default=0)
         self.arrived = {record["row"]: record for record in self.by_event["arrived"]}
+        self.cut_ns = {
+            record["row"]: record["at_ns"]
+            for record in self.by_event["ended"]
+            if record["status"] != "completed"
+        }
+        """When rows ended that were not complete: what else happens at that instant may be told
+        before it, or after."""
         self.states = self._states()
 
     def say(self, problem: str) -> None:

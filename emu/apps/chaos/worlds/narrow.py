@@ -8,8 +8,10 @@ from __future__ import annotations
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
+    LoadTable,
     PrefixAwareTable,
     RooflineTable,
+    RoundRobinTable,
     SglangTable,
     TensorrtLlmTable,
     VllmTable,
@@ -17,6 +19,25 @@ from emu.config.schema import (
 from emu.config.tables import tag_of
 from emu.features.base import Feature
 from emu.features.registry import all_features
+
+
+def small_world(rng: Rng, seed: int, replicas_max: int) -> Tables:
+    """Two machines and a few replicas without roles, whose steps cost what three figures say."""
+    return {
+        "seed": seed,
+        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        "nodes": [{"count": 2, "gpus": 2, "gpu": "A100-SXM4-80GB", "host_memory_gib": 64.0}],
+        "replicas": [{"role": "colocated", "count": int(rng.integers(1, replicas_max + 1))}],
+        "latency": {
+            "backend": "linear",
+            "base_us": float(pick(rng, (1000.0, 5000.0))),
+            "per_token_us": float(pick(rng, (0.0, 50.0))),
+            "per_context_token_us": float(pick(rng, (0.0, 1.0))),
+        },
+        "router": {"policy": pick(rng, (tag_of(LoadTable), tag_of(RoundRobinTable)))},
+        "workload": {"oversized": "reject"},
+        "network": {},
+    }
 
 
 def burst(rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Tables]:

@@ -21,6 +21,7 @@ from emu.apps.chaos.worlds.narrow import (
     pieces,
     served,
     sglang,
+    small_world,
     tensorrt_llm,
     turns,
     varied,
@@ -50,21 +51,7 @@ def draw_pressed(seed: int) -> tuple[Tables, list[Tables]] | None:
     rng = rng_stream(seed, "chaos pressed")
     if not chance(rng, _PART):
         return None
-    tables: Tables = {
-        "seed": seed,
-        "model": {"name": "meta-llama/Llama-3.1-8B"},
-        "nodes": [{"count": 2, "gpus": 2, "gpu": "A100-SXM4-80GB", "host_memory_gib": 64.0}],
-        "replicas": [{"role": "colocated", "count": int(rng.integers(1, 4))}],
-        "latency": {
-            "backend": "linear",
-            "base_us": float(pick(rng, (1000.0, 5000.0))),
-            "per_token_us": float(pick(rng, (0.0, 50.0))),
-            "per_context_token_us": float(pick(rng, (0.0, 1.0))),
-        },
-        "router": {"policy": pick(rng, ("load", "round_robin"))},
-        "workload": {"oversized": "reject"},
-        "network": {},
-    }
+    tables = small_world(rng, seed, replicas_max=3)
     return tables, pick(rng, _SCENES)(rng, tables)
 
 

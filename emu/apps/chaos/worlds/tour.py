@@ -21,6 +21,7 @@ from emu.apps.chaos.worlds.narrow import (
     leaving,
     one_feature,
     served,
+    small_world,
     tensorrt_llm,
     turns,
     waits_for_prompts,
@@ -28,9 +29,7 @@ from emu.apps.chaos.worlds.narrow import (
 from emu.apps.chaos.worlds.policies import SCHEDULERS, pool_scaling
 from emu.config.kinds import KINDS
 from emu.config.schema import (
-    LoadTable,
     RooflineTable,
-    RoundRobinTable,
     SchedulerTable,
     VidurTable,
     VllmTable,
@@ -49,21 +48,7 @@ def draw_tour(seed: int) -> tuple[Tables, list[Tables]] | None:
     if seed % EVERY != _AT:
         return None
     rng, stops = rng_stream(seed, "chaos tour"), _stops()
-    tables: Tables = {
-        "seed": seed,
-        "model": {"name": "meta-llama/Llama-3.1-8B"},
-        "nodes": [{"count": 2, "gpus": 2, "gpu": "A100-SXM4-80GB", "host_memory_gib": 64.0}],
-        "replicas": [{"role": "colocated", "count": int(rng.integers(1, 3))}],
-        "latency": {
-            "backend": "linear",
-            "base_us": float(pick(rng, (1000.0, 5000.0))),
-            "per_token_us": float(pick(rng, (0.0, 50.0))),
-            "per_context_token_us": float(pick(rng, (0.0, 1.0))),
-        },
-        "router": {"policy": pick(rng, (tag_of(LoadTable), tag_of(RoundRobinTable)))},
-        "workload": {"oversized": "reject"},
-        "network": {},
-    }
+    tables = small_world(rng, seed, replicas_max=2)
     return tables, stops[seed // EVERY % len(stops)](rng, tables)
 
 

@@ -7,7 +7,6 @@ core tells it to, or has gone. Signals that a terminal sends to a group of proce
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 import sys
@@ -42,7 +41,7 @@ from emu.apps.serve.fronts.frames import (
 )
 from emu.apps.serve.intake import LiveProtocol, Ticket
 from emu.apps.serve.lines import Counted, Outlet, SocketLine, count_up
-from emu.apps.serve.listening import COLLECTED_AFTER, OwnPorts, make_web_server
+from emu.apps.serve.listening import OwnPorts, collect_seldom, make_web_server
 from emu.apps.serve.token_pace import BUCKETS, TokenPace
 
 _TALLY_S: Final = 0.2
@@ -201,9 +200,7 @@ class Front:
         server = make_web_server(self, protocol, settings.tls_cert, settings.tls_key)
         self._ports = OwnPorts(server, settings.host, is_shared=True)
         tally = asyncio.create_task(self._tell())
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECTED_AFTER)
+        collect_seldom()
         await self._ports.serve()
         tally.cancel()
         self.link.close()
