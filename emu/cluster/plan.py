@@ -128,7 +128,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state_bytes(self) -> int:
         """States of a sequence in all layers and heads: what a migration moves beside KV."""
-        return sizes.state_bytes(self.model, self.dtype) if self.kv_layout is not None else 0
+        return sizes.state_bytes(self.model, self.dtype)
 
     @property
     def schedules_ahead(self) -> bool:
