@@ -274,22 +274,22 @@ class Recorder:
         """A replica's row, and what it changes in the sums; requests and tokens that wait there."""
         replica_id = replica.replica_id
         view = replica.view()
-        waiting, waiting_tokens = view.waiting_count, 0
-        prefill, decode = view.tokens_produced
-        now = (view.running_count, view.blocks_used, view.blocks_total, prefill, decode)
+        waiting, running, used, total, prefill, decode = view.figures()
+        now = (running, used, total, prefill, decode)
+        waiting_tokens = 0
         if waiting:
             waiting_tokens = view.waiting_tokens
-        elif not now[0]:
+        elif not running:
             replica.look_for_rest()
         self._enter(replica_id, now)
         self.per_replica.add(
-            at_ns, replica_id, self._states[replica_id], now[0], waiting, now[1], now[2]
+            at_ns, replica_id, self._states[replica_id], running, waiting, used, total
         )
         return waiting, waiting_tokens
 
     def _sample_absent(self, at_ns: int, replica: ReplicaHandle) -> None:
         """A replica without its GPUs, which another one has, or none: what it made stays made."""
-        prefill, decode = replica.view().tokens_produced
+        _, _, _, _, prefill, decode = replica.view().figures()
         self._enter(replica.replica_id, (0, 0, 0, prefill, decode))
         if self.per_replica.knows(replica.replica_id):
             self.per_replica.add(at_ns, replica.replica_id, "inactive", 0, 0, 0)

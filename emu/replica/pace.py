@@ -13,7 +13,14 @@ from collections.abc import Callable
 from operator import sub
 from typing import TYPE_CHECKING, final
 
-from emu.latency.abilities import AttentionRun, DecodeEnds, FirstSize, LinesOf, abilities_of
+from emu.latency.abilities import (
+    Abilities,
+    AttentionRun,
+    DecodeEnds,
+    FirstSize,
+    LinesOf,
+    abilities_of,
+)
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.ends import Ends, packed
 
@@ -48,12 +55,14 @@ class Pace:
     """The short cut for decode runs, if there is one that holds here and now."""
     expert_loads: Callable[[BatchShape], Routing | None] | None
     """Tokens of each expert in an iteration, if the backend knows."""
+    _able: Abilities
     _decode_ends: DecodeEnds | None
     _lines_of: LinesOf | None
     _attention_run: AttentionRun | None
     _attention_ns: Callable[[BatchShape], int] | None
 
     __slots__ = (
+        "_able",
         "_attention_ns",
         "_attention_run",
         "_decode_ends",
@@ -75,9 +84,7 @@ class Pace:
         self.stages = stages
         self.slowdown = 1.0
         self.jitter = None
-        self.first_uses = deque()
-        self.first_sizes = []
-        able = abilities_of(latency)
+        able = self._able = abilities_of(latency)
         self.is_monotone = able.is_monotone
         self.expert_loads = able.expert_loads
         self._decode_ends = able.decode_ends
@@ -93,9 +100,8 @@ class Pace:
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
-        able = abilities_of(self.latency)
-        self.first_uses = deque(able.first_use_ns)
-        self.first_sizes = list(able.first_sizes)
+        self.first_uses = deque(self._able.first_use_ns)
+        self.first_sizes = list(self._able.first_sizes)
 
     @property
     def is_fresh(self) -> bool:

@@ -262,13 +262,13 @@ def judge_lists(tape: Tape, transitions: Sequence[Row], marks: Sequence[Row]) ->
             )
     told = [(row["time_ns"], row["kind"], row["target"], row["text"]) for row in marks]
     kinds = {"fault": "fault", "fault_over": "fault over", "plan": "plan"}
-    wanted = []
+    wanted: list[tuple[str, ...]] = []
     for record in tape.of("noted", "plan", "fault", "fault_over"):
-        kind = kinds.get(record["event"], record.get("kind", ""))
-        text = record.get("text", record.get("kind", ""))
+        kind = kinds.get(record["event"]) or str(record["kind"])
+        text = str(record.get("text", record.get("kind", "")))
         if record["event"] == "fault":
             text = f"{record['kind']} ({record['figures']})"
-        wanted.append((str(record["at_ns"]), kind, record["target"], text))
+        wanted.append((str(record["at_ns"]), kind, str(record["target"]), text))
     told = [one for one in told if one[1] not in _ELSEWHERE]
     _compare_lists(tape, "marks.csv", told, wanted)
 

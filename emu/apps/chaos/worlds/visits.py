@@ -47,7 +47,7 @@ def rounds(rng: Rng, tables: Tables) -> list[Tables]:
         "prefix_caching": False,
     }
     if chance(rng, 0.3):
-        policy = tag_of(pick(rng, _VIDUR))
+        policy = pick(rng, tuple(tag_of(kind) for kind in _VIDUR))
         tables["scheduler"] = {"policy": policy, "num_blocks": 600, "batch_size_cap": 8}
     lines = burst(rng, int(rng.integers(4, 12)), (10, 100), (60, 200))
     late = burst(rng, int(rng.integers(2, 10)), (10, 200), (1, 100))
@@ -99,7 +99,7 @@ def known_there(rng: Rng, tables: Tables) -> list[Tables]:
     tables["scheduler"] = {
         "policy": tag_of(VllmTable),
         "num_blocks": 2000,
-        "max_num_seqs": int(pick(rng, (2, 4))),
+        "max_num_seqs": int(pick(rng, (1, 2, 4))),
     }
     lines = burst(rng, int(rng.integers(20, 40)), (5, 200), (5, 40))
     for feature in all_features():
