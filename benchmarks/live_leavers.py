@@ -1,4 +1,4 @@
-"""Clients that ask for much and vanish, while the emulation cannot keep up: who is heard meanwhile.
+"""Clients that ask for much and vanish while the emulation cannot keep up: what is heard meanwhile.
 
     .venv/bin/python -m benchmarks.live_leavers [--clients 300] [--tokens 8000] [--speed 20]
 

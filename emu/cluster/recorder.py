@@ -291,8 +291,7 @@ class Recorder:
         """A replica without its GPUs, which another one has, or none: what it made stays made."""
         _, _, _, _, prefill, decode = replica.view().figures()
         self._enter(replica.replica_id, (0, 0, 0, prefill, decode))
-        if self.per_replica.knows(replica.replica_id):
-            self.per_replica.add(at_ns, replica.replica_id, "inactive", 0, 0, 0)
+        self.per_replica.add(at_ns, replica.replica_id, "inactive", 0, 0, 0)
 
     def _enter(self, replica_id: int, now: _Figures) -> None:
         """A replica's part of the sums is this now."""

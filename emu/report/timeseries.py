@@ -184,10 +184,6 @@ class ReplicaSeries:
         self.file = CsvFile(path, REPLICA_COLUMNS)
         self._last: dict[int, tuple[str, int, int, int, int]] = {}
 
-    def knows(self, replica: int) -> bool:
-        """Whether it has a row."""
-        return replica in self._last
-
     def add(
         self,
         time_ns: int,

@@ -78,7 +78,7 @@ def test_a_figure_that_is_no_sum_of_rows_is_found(
 
 
 def test_tokens_of_a_replica_that_gave_its_gpus_away_stay_made() -> None:
-    """They were lost from the timeseries once its GPUs were another model's, or nobody's."""
+    """They were lost from the timeseries once its GPUs were another model's, or no one's."""
     judged = judge_world(draw_world(SHARED), SHARED)
     assert problems(judged) == []
     assert {"inactive"} < {row["state"] for row in judged[3].replicas}

@@ -194,7 +194,7 @@ class Routing:
             self._tape.say(f"T5: {where}, {best} is best: {matched} of {prompt}, loads {loads}")
 
     def _nearest(self, record: Record, open_: list[int], where: str) -> None:
-        """Of the replicas with the adapter and a place the least loaded, else of all."""
+        """The least loaded of the replicas with the adapter and a place gets it, else of all."""
         adapter = self._beside.adapter_of(self._tape.arrived[record["row"]]["request"])
         if adapter is None:
             return

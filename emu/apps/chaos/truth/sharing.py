@@ -1,4 +1,4 @@
-"""GPUs that several replicas may have: one at a time, and who gives way.
+"""GPUs that several replicas may have: one at a time, and which model gives way.
 
 Restates docs/autoscale.md for several models: a replica loads only where no other is, and where a
 model has none, the one with the fewest requests for each of its replicas, of those that can spare
@@ -8,7 +8,7 @@ one, shuts one for it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -94,7 +94,8 @@ class _Sharing:
     def _can_spare(self, name: str) -> bool:
         """More replicas of a role than its least, or than one while it has requests."""
         config = self._tape.config
-        table: Any = config.autoscale
+        table = config.autoscale
+        assert table is not None
         for model in config.models:
             if model.label == name and "preset" not in model.autoscale:
                 table = msgspec.structs.replace(table, **model.autoscale)

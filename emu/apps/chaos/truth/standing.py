@@ -99,7 +99,7 @@ class Standing:
             handler(record)
 
     def _now(self) -> dict[int, tuple[str, dict[str, tuple[int, int]]]]:
-        """Of each replica its state, and the bounds of its gauges."""
+        """The state of each replica, and the bounds of its gauges."""
         now = {}
         for replica, state in self._states.items():
             desk, bounds = self._desks.get(replica), dict[str, tuple[int, int]]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.chaos.truth.tape import Record, Tape, keys_of, to_ns
 from emu.config.schema import VllmTable
@@ -54,13 +54,13 @@ def judge_sums(tape: Tape, rows: Sequence[Row], summary: DocumentView) -> None:
             tape.say(f"T4: {name} is {told[name]}, the rows say {value}")
 
 
-def _load(rows: Sequence[Row]) -> dict[str, Any]:
+def _load(rows: Sequence[Row]) -> dict[str, float | str]:
     """The verdict on load and the figures behind it."""
     arrivals = [int(row["arrival_ns"]) for row in rows]
     lasts = [int(row["last_token_ns"]) for row in rows if int(row["last_token_ns"] or -1) >= 0]
     done = [row for row in rows if row["status"] == "completed"]
     last_ns = max(lasts, default=-1)
-    due: dict[str, Any] = {
+    due: dict[str, float | str] = {
         "arrival_rate_per_s": _rate(len(rows) - 1, max(arrivals) - min(arrivals)),
         "completion_rate_per_s": _rate(len(done), last_ns - min(arrivals)),
         "drain_s": max(0, last_ns - max(arrivals)) / 1e9,

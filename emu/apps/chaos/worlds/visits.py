@@ -203,18 +203,18 @@ def over_machines(rng: Rng, tables: Tables) -> list[Tables]:
 
 def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
     """Models that want more replicas than there are GPUs, each in its time."""
-    served = [f"m{index}" for index in range(int(pick(rng, (2, 3))))]
+    served = [f"m{index}" for index in range(int(pick(rng, (2, 3, 4))))]
     del tables["model"], tables["replicas"]
     least = int(pick(rng, (0, 0, 1)))
     tables["models"] = [
         {
             "name": pick(rng, ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-1.5B")),
             "served_name": name,
-            "colocated": max(least, int(name == "m0")),
+            "colocated": max(least, int(name in ("m0", "m1"))),
         }
         for name in served
     ]
-    gpus = max(int(pick(rng, (2, 3))), least * len(served))
+    gpus = max(int(pick(rng, (2, 3, 4))), least * len(served))
     tables["nodes"][0] |= {"count": 1, "gpus": gpus}
     tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 400, "max_num_seqs": 8}
     tables["autoscale"] = {
