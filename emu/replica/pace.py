@@ -55,14 +55,12 @@ class Pace:
     """The short cut for decode runs, if there is one that holds here and now."""
     expert_loads: Callable[[BatchShape], Routing | None] | None
     """Tokens of each expert in an iteration, if the backend knows."""
-    _able: Abilities
     _decode_ends: DecodeEnds | None
     _lines_of: LinesOf | None
     _attention_run: AttentionRun | None
     _attention_ns: Callable[[BatchShape], int] | None
 
     __slots__ = (
-        "_able",
         "_attention_ns",
         "_attention_run",
         "_decode_ends",
@@ -84,7 +82,7 @@ class Pace:
         self.stages = stages
         self.slowdown = 1.0
         self.jitter = None
-        able = self._able = abilities_of(latency)
+        able = abilities_of(latency)
         self.is_monotone = able.is_monotone
         self.expert_loads = able.expert_loads
         self._decode_ends = able.decode_ends
@@ -92,7 +90,7 @@ class Pace:
         self._attention_run = able.attention_run_ns
         self._attention_ns = able.attention_ns
         self._note()
-        self.start_process()
+        self._begin(able)
 
     def _note(self) -> None:
         self.is_even = self.slowdown == 1.0 and self.jitter is None
@@ -100,8 +98,11 @@ class Pace:
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
-        self.first_uses = deque(self._able.first_use_ns)
-        self.first_sizes = list(self._able.first_sizes)
+        self._begin(abilities_of(self.latency))
+
+    def _begin(self, able: Abilities) -> None:
+        self.first_uses = deque(able.first_use_ns)
+        self.first_sizes = list(able.first_sizes)
 
     @property
     def is_fresh(self) -> bool:
