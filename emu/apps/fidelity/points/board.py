@@ -46,6 +46,8 @@ counts: one for all points of a series."""
 DRAFTED: Final = 0.75
 """Where no drafts can be emulated, a series below this part is left out as one that had some: they
 shorten a token's time to 0.4 to 0.7."""
+_TRIED: Final = 3
+"""Points of a series that drafts are chosen by: the shortest ones."""
 _TOLD_EVERY: Final = 25
 TAKEN_AS_DRAFTED: Final = (
     "series of unknown drafts, below 0.75 of TPOT without: taken to have them, not emulated"
@@ -234,11 +236,14 @@ def _choose_drafts(
         for job in open_jobs
         if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
     ]
-    best = {job.point.series: (_off(plain[job.point.series]), 0) for job in able}
-    for drafts in sorted({n for job in able for n in recipe_of(job.point).drafts if n}):
+    first = _shortest(able)
+    # Compared on the same points: those that are tried.
+    plain = _logs_by_series(first, found)
+    best = {job.point.series: (_off(plain[job.point.series]), 0) for job in first}
+    for drafts in sorted({n for job in first for n in recipe_of(job.point).drafts if n}):
         again = [
             msgspec.structs.replace(job, drafts=drafts, is_trial=True)
-            for job in able
+            for job in first
             if drafts in recipe_of(job.point).drafts
         ]
         tried = {one.point_id: one for one in _emulated(again, processes)}
@@ -254,6 +259,18 @@ def _choose_drafts(
     ]
     found.update({one.point_id: one for one in _emulated(kept, processes)})
     return chosen, drafted
+
+
+def _shortest(jobs: Sequence[Job]) -> list[Job]:
+    """A few of each series, with the fewest tokens in flight: drafts are one choice for all."""
+    series: defaultdict[tuple[str, ...], list[Job]] = defaultdict(list)
+    for job in sorted(jobs, key=_tokens):
+        series[job.point.series].append(job)
+    return [job for members in series.values() for job in members[:_TRIED]]
+
+
+def _tokens(job: Job) -> int:
+    return job.point.clients * job.point.output_tokens
 
 
 def _ratios(
@@ -293,7 +310,7 @@ def _is_wanted(names: Sequence[str], only: Sequence[str]) -> bool:
 
 def _emulated(jobs: Sequence[Job], processes: int) -> Iterable[Emulated]:
     """The longest first: tokens in flight and rounds say how long one takes. Says its progress."""
-    ordered = sorted(jobs, key=lambda job: -job.point.clients * job.point.output_tokens)
+    ordered = sorted(jobs, key=lambda job: -_tokens(job))
     with pool_of(emulate, processes, None, lambda job: f"it was {job.point.point_id}") as pool:
         for number, found in enumerate(pool.results(ordered), 1):
             if number % _TOLD_EVERY == 0:
