@@ -46,6 +46,9 @@ counts: one for all points of a series."""
 DRAFTED: Final = 0.75
 """Where no drafts can be emulated, a series below this part is left out as one that had some: they
 shorten a token's time to 0.4 to 0.7."""
+TOO_LONG: Final = "drafts of so many tokens in flight would take minutes"
+_TOKENS_MAX: Final = 5_000_000
+"""Clients times output tokens up to which points are emulated with drafts."""
 _TRIED: Final = 3
 """Points of a series that drafts are chosen by: the shortest ones."""
 _TOLD_EVERY: Final = 25
@@ -177,11 +180,15 @@ def point_board(options: FidelityOptions) -> PointBoard:
     found = {one.point_id: one for one in _emulated(jobs, options.processes)}
     peers = _peers(directory)
     chosen, drafted = _choose_drafts(jobs, found, options.processes)
+    slow = drafted | set(chosen)
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
         if emulated.refused:
             unread.append(Unread(job.point.point_id, emulated.refused))
+            continue
+        if len(recipe_of(job.point).drafts) > 1 and job.point.series in slow and _is_long(job):
+            unread.append(Unread(job.point.point_id, TOO_LONG))
             continue
         if job.point.drafts == UNKNOWN and job.point.series in drafted:
             unread.append(Unread(job.point.point_id, TAKEN_AS_DRAFTED))
@@ -234,7 +241,9 @@ def _choose_drafts(
     able = [
         job
         for job in open_jobs
-        if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
+        if job.point.series in slow
+        and model_of(job.point, job.configs).mtp_layers
+        and not _is_long(job)
     ]
     first = _shortest(able)
     # Compared on the same points: those that are tried.
@@ -267,6 +276,10 @@ def _shortest(jobs: Sequence[Job]) -> list[Job]:
     for job in sorted(jobs, key=_tokens):
         series[job.point.series].append(job)
     return [job for members in series.values() for job in members[:_TRIED]]
+
+
+def _is_long(job: Job) -> bool:
+    return _tokens(job) > _TOKENS_MAX
 
 
 def _tokens(job: Job) -> int:
