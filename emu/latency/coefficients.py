@@ -94,6 +94,11 @@ class Products(msgspec.Struct, frozen=True, kw_only=True):
     quantize: float = 0.0
     """Bytes at the memory's rate that it takes to turn an element of the input into the type of
     the weights, in a kernel before the product; 0 = inputs stay as they are."""
+    step_us: float = 0.0
+    """Above 0 DeepGEMM's tiles (`kernels/tiles.py`): of each 128 inner elements of a tile, beside
+    its arithmetic, of which `compute` is the part of the peak. `reuse` and `prologue` are 0."""
+    written_ps: float = 0.0
+    """Of each element of such a tile, to write it."""
 
     @property
     def large(self) -> float:
