@@ -2,10 +2,10 @@
 
 Each tile is computed whole by one processor: no cutting of the inner dimension, so a product of few
 columns waits for a long chain of steps of 128 inner elements, however few rows it has. The number
-of rows of a tile follows from the batch, that of its columns from the fewest waves, then the fullest
-last wave, then the least columns (`get_best_configs` at 8002b76). A step costs its arithmetic and
-a time that does not depend on the tile: waiting for operands, and adding up in 32 bits what the
-tensor cores have summed. A tile is written by the processor that has computed it.
+of rows of a tile follows from the batch, that of its columns from the fewest waves, then the
+fullest last wave, then the least columns (`get_best_configs` at 8002b76). A step costs its
+arithmetic and a time that does not depend on the tile: waiting for operands, and adding up in 32
+bits what the tensor cores have summed. A tile is written by the processor that has computed it.
 """
 
 from __future__ import annotations
