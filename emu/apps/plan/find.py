@@ -180,8 +180,9 @@ class Finding:
             return judge, None
         count = len(worlds.drawn)
         half = Judge(tuple(worlds.drawn[: max(1, count // 2)]), math.ceil(count // 2 / 2), "half")
-        needed = math.ceil(question.confidence * count - 1e-9)
-        judge = Judge(tuple(worlds.drawn), needed, f"{100 * question.confidence:g} % of the draws")
+        judge = Judge(
+            tuple(worlds.drawn), _needed(question), f"{100 * question.confidence:g} % of the draws"
+        )
         known: tuple[Judge, ...] = (first,)
         if worlds.spans.short_s < worlds.spans.long_s:
             short = tuple(msgspec.structs.replace(one, is_short=True) for one in half.worlds)
@@ -239,6 +240,7 @@ class Finding:
             worst=trials.worst(candidate, judge),
             met=trials.met(candidate, judge) if drawn else 0,
             of=len(drawn),
+            is_missed=self._misses(trials, candidate),
             readings=[self._reading(trials, candidate, one, judge) for one in self.objectives],
             costs=costs_of(
                 candidate,
@@ -248,6 +250,13 @@ class Finding:
                 has_prices=self.question.has_prices,
             ),
         )
+
+    def _misses(self, trials: Trials, candidate: Candidate) -> bool:
+        """Whether so many draws are known to miss that too few can meet."""
+        drawn = self.worlds.drawn
+        known = [one for one in drawn if (candidate, one) in trials.rows]
+        missing = sum(trials.ratio(candidate, one) > 1 for one in known)
+        return missing > len(drawn) - _needed(self.question)
 
     def rests_on(self, layout: Layout) -> str:
         """The measured runs and kernels behind a layout's times, of each of its kinds of GPUs."""
@@ -333,6 +342,11 @@ class Finding:
             constants=constants,
             measure=measure_of(constants),
         )
+
+
+def _needed(question: Question) -> int:
+    """Draws that must meet."""
+    return math.ceil(question.confidence * question.draws - 1e-9)
 
 
 def _check_measured(question: Question, loads: Loads) -> None:
