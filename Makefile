@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "installing into $(VENV): one or two minutes"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@EMU_COMPILE=0 PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@EMU_COMPILE=0 PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(COMPILED): | $(STAMP)

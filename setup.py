@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: a wheel knows its revision, and the hot path is compiled.
 
 Where mypyc and a C compiler are, every installation compiles the modules below into one extension:
-a wheel has it beside the sources, an editable installation in `build/compiled`. Elsewhere it is
+a wheel has it beside the package, an editable installation in `build/compiled`. Elsewhere it is
 pure Python, which a line says. EMU_COMPILE=0 does without, EMU_COMPILE=1 fails where it cannot be
 compiled. The same files are the source of both.
 
@@ -158,7 +158,7 @@ class BuildModules(build_ext):
         """Translate the modules to C. Not before there is something to build: it takes long."""
         from mypyc.build import mypycify
 
-        self.distribution.ext_modules = mypycify(
+        shared, *_ = mypycify(  # the others only look up an entry of this one
             [
                 f"--config-file={ROOT / 'pyproject.toml'}",
                 f"--cache-dir={BUILD / 'mypy'}",
@@ -170,8 +170,24 @@ class BuildModules(build_ext):
             target_dir=str(BUILD / "mypyc"),
             group_name="emu",
         )
+        shared.sources.append(self.entries())
+        if sys.platform == "linux":  # its functions call each other without a table between them
+            shared.extra_compile_args += ["-fno-semantic-interposition", "-fvisibility=hidden"]
+            shared.extra_link_args += ["-Wl,-Bsymbolic"]
+        self.distribution.ext_modules = [shared]
         self.distribution.reinitialize_command(self)
         self.ensure_finalized()  # looks at the extensions
+
+    @staticmethod
+    def entries() -> str:
+        """A file of C with an entry for each module, by a name that is unique in the extension."""
+        lines = ["#include <Python.h>"]
+        for entry in map(part("compiled").entry_of, names()):
+            lines.append(f"extern PyObject *CPyInit_{entry}(void);")
+            lines.append(f"PyMODINIT_FUNC PyInit_{entry}(void) {{ return CPyInit_{entry}(); }}")
+        path = BUILD / "mypyc" / "entries.c"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return str(path)
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -260,24 +276,28 @@ class Compile(Command):
         uses = sources.graph_of(modules, names())
         listed = [self.entry(name, modules[name]) for name in sources.reached_from(names(), uses)]
         recipe = self.recipe()
+        text = "".join("\t".join(line) + "\n" for line in listed)
         if self.is_current(listed, recipe):
-            print(f"emu is compiled ({len(COMPILED)} modules, build/compiled)")
-            return
-        print(f"compiling {len(COMPILED)} modules of emu: a minute or two, once", flush=True)
-        BUILD.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD, prefix="compiling-") as made:
-            self.extensions_into(made)
-            Path(made, "graph.json").write_text(json.dumps(uses), encoding="utf-8")
-            Path(made, "recipe").write_text(recipe, encoding="utf-8")
-            text = "".join("\t".join(line) + "\n" for line in listed)
-            Path(made, "modules.txt").write_text(text, encoding="utf-8")
-            shutil.rmtree(self.place, ignore_errors=True)
-            self.place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(made, self.place)
-        compileall.compile_dir(ROOT / "emu", quiet=1)  # what stays Python
+            touched = self.place / "modules.txt.part"  # the times of what was checked out again
+            touched.write_text(text, encoding="utf-8")
+            touched.replace(self.place / "modules.txt")
+        else:
+            print(f"compiling {len(COMPILED)} modules of emu: a minute or two, once", flush=True)
+            BUILD.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=BUILD, prefix="compiling-") as made:
+                self.extension_into(made)
+                Path(made, "graph.json").write_text(json.dumps(uses), encoding="utf-8")
+                Path(made, "recipe").write_text(recipe, encoding="utf-8")
+                Path(made, "modules.txt").write_text(text, encoding="utf-8")
+                shutil.rmtree(self.place, ignore_errors=True)
+                self.place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(made, self.place)
+            compileall.compile_dir(ROOT / "emu", quiet=1)  # for EMU_COMPILE=0
+        python = {name: str(path) for name, path in modules.items() if name not in names()}
+        part("archived").write(str(self.place / part("compiled").CODE), str(ROOT), python)
         print(f"emu is compiled ({len(COMPILED)} modules, build/compiled)")
 
-    def extensions_into(self, directory: str) -> None:
+    def extension_into(self, directory: str) -> None:
         """Compile in a process of its own, whose output is of interest only if it fails."""
         log = BUILD / "compile.log"
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", directory]

@@ -273,12 +273,12 @@ class Recorder:
         """A replica's row, and what it changes in the sums; requests and tokens that wait there."""
         replica_id = replica.replica_id
         view = replica.view()
-        waiting, waiting_tokens = view.waiting_count, 0
-        prefill, decode = view.tokens_produced
-        now = (view.running_count, view.blocks_used, view.blocks_total, prefill, decode)
+        waiting, running, used, total, prefill, decode = view.figures()
+        now = (running, used, total, prefill, decode)
+        waiting_tokens = 0
         if waiting:
             waiting_tokens = view.waiting_tokens
-        elif not now[0]:
+        elif not running:
             replica.look_for_rest()
         before, sums = self._sampled[replica_id], self._sums
         self._sums = (
@@ -290,7 +290,7 @@ class Recorder:
         )
         self._sampled[replica_id] = now
         self.per_replica.add(
-            at_ns, replica_id, self._states[replica_id], now[0], waiting, now[1], now[2]
+            at_ns, replica_id, self._states[replica_id], running, waiting, used, total
         )
         return waiting, waiting_tokens
 

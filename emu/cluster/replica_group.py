@@ -17,6 +17,7 @@ from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
+from emu.cluster.state_slots import has_states, obstacle, state_slots, with_states_of
 from emu.config.features import is_widened
 from emu.config.kinds import engine_with, overridden
 from emu.config.schema import (
@@ -26,6 +27,7 @@ from emu.config.schema import (
     ReplicaTable,
     ReservedTable,
     SchedulerTable,
+    SglangTable,
     VidurTable,
     VllmTable,
 )
@@ -99,7 +101,7 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     model_table = override(config.model, table.model, f"{key}.model", source)
     scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
     latency = override(config.latency, table.latency, f"{key}.latency", source)
-    model = _model(model_table, source)
+    model = with_states_of(scheduler, _model(model_table, source))
     bound = _bound(config, index, latency, source)
     group = ReplicaGroup(
         config, index, source, table, model_table, model, scheduler, latency, bound
@@ -108,6 +110,9 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     _check_parallel(group)
     _check_layers(group)
     _check_scheduler(group)
+    key, problem = obstacle(model, scheduler, table.role)
+    if problem:
+        raise InputError(source, None, key, problem)
     if not (is_widened(config) or is_widened(scheduler)):
         return msgspec.structs.replace(
             group, layout=_layout_of(group)
@@ -144,7 +149,7 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
 
     As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
     and chunks then take memory like full attention. Layers with states cannot do without it, and
-    have it in all roles, pipelines and groups.
+    have it in all roles, pipelines and groups; other engines keep states in slots of their own.
     """
     if not group.model.is_hybrid:
         return None
@@ -160,9 +165,6 @@ def _layout_of(group: ReplicaGroup) -> KvLayout | None:
     model = group.model
     if group.draft is not None:
         model = with_draft_layers(model, group.draft)
-    if has_states(model) and not keeps_groups:
-        problem = f"{model.name} has layers with states: it needs policy vllm"
-        raise InputError(group.place, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
     layout = kv_layout(
@@ -228,9 +230,39 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         of_free=engine is not None and engine.memory.shares_free,
     )
     gib = gpu.memory_gib if engine is None else gpu.reported_gib
-    memory = engine_plan(model, gib, demand, group.place)
+    scheduler, memory = _beside_states(group, scheduler, demand, gib)
     blocks = memory.num_blocks - (0 if engine is None else engine.memory.null_blocks)
     return Divided(scheduler, memory, scheduler.num_blocks or blocks)
+
+
+def _beside_states(
+    group: ReplicaGroup, scheduler: SchedulerTable, demand: Demand, gib: float
+) -> tuple[SchedulerTable, MemoryPlan]:
+    """The plan with what is set aside for states, and the limit on requests that follows."""
+    model, place = group.model, group.place
+    memory = engine_plan(model, gib, demand, place)
+    slots = state_slots(
+        scheduler,
+        group.scheduler,
+        model,
+        dtype=demand.dtype,
+        tp=demand.tp,
+        drafts=sum(one.more_tokens(scheduler) for one in group.features),
+        free_bytes=memory.kv_bytes_rank,
+    )
+    if slots is None:
+        return scheduler, memory
+    if not 0 < slots.size_bytes < memory.kv_bytes_rank:
+        problem = (
+            f"states of {slots.requests} requests of {model.name} take "
+            f"{slots.size_bytes / GIB:.1f} GiB of {memory.kv_bytes_rank / GIB:.1f} GiB that are "
+            "free: limit scheduler.max_running_requests, or max_batch_size"
+        )
+        raise InputError(place, None, "states", problem)
+    demand = msgspec.structs.replace(demand, slot_bytes=demand.slot_bytes + slots.size_bytes)
+    if isinstance(scheduler, SglangTable):
+        scheduler = msgspec.structs.replace(scheduler, max_running_requests=slots.requests)
+    return scheduler, engine_plan(model, gib, demand, place)
 
 
 def _divided_by_vidur(
@@ -289,11 +321,6 @@ def _check_expert_gpus(group: ReplicaGroup, gpu: GpuSpec) -> None:
         problem = f"{slots} experts of each layer take {needed:.0f} GiB, a {gpu.name} has "
         problem += f"{gpu.memory_gib:g}, of which {_EXPERTS_PART:.0%} are theirs"
         raise InputError(group.source, None, "engine.expert_gpus", problem)
-
-
-def has_states(model: ModelSpec) -> bool:
-    """Some layers keep a state of fixed size."""
-    return any(layer.state is not None for layer in model.special_layers)
 
 
 def _bound(config: Config, group: int, latency: LatencyTable, source: str) -> BoundEngine | None:

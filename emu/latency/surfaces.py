@@ -11,7 +11,7 @@ Nothing here knows a formula.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import functools
 import math
 import zlib
@@ -46,7 +46,7 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
     def line(self, shape: Sequence[int]) -> list[float]:
         """Measured over formula at the knots for one shape."""
         count = len(self.rows)
-        stored = zlib.decompress(base64.b64decode(self.values))
+        stored = zlib.decompress(binascii.a2b_base64(self.values))
         sums, total = [0.0] * count, _FORMULA
         wanted = [math.log(size) for size in shape]
         for at, known in enumerate(self.shapes):
@@ -78,7 +78,8 @@ class SurfaceFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def packed_values(lines: Sequence[Sequence[float]]) -> str:
     """Logarithms by shape and knot, as a file has them."""
     rounded = (max(-127, min(127, round(value / STEP))) for line in lines for value in line)
-    return base64.b64encode(zlib.compress(bytes(value & 255 for value in rounded), 9)).decode()
+    packed = zlib.compress(bytes(value & 255 for value in rounded), 9)
+    return binascii.b2a_base64(packed, newline=False).decode()
 
 
 @functools.cache

@@ -5,8 +5,9 @@ lists: `modules.txt`, the time, size and digest of each source as it was compile
 which module uses which. `take` comes before any other module of emu: it lets the import system find
 the extension modules of all sources that still are what was compiled. One that was edited runs as
 it stands, and so does every compiled module that uses it, because compiled code knows the layout of
-the objects that it uses. A wheel has its extension modules beside the sources, and their names in
-`emu/build.json`.
+the objects that it uses. A wheel has its extension beside the package, and the names of what is in
+it in `emu/build.json`. One extension has the code of all compiled modules, with an entry for each;
+`archived` has the code of the others.
 
 `EMU_COMPILE=0` does without extension modules, `EMU_COMPILE=1` ends the program where one that was
 built cannot be taken. Imports nothing of emu unless a source was edited.
@@ -16,19 +17,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import (
-    EXTENSION_SUFFIXES,
-    ExtensionFileLoader,
-    ModuleSpec,
-    SourceFileLoader,
-)
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from emu.process.archived import Archive
 
 PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHARED: Final = "emu__mypyc"
-"""The extension with the code; the others are its doors."""
+"""The extension with the code of all compiled modules."""
+CODE: Final = "modules.code"
+"""Beside it: the code of the modules that stay Python."""
 
 
 def beside(root: str) -> str:
@@ -70,23 +71,43 @@ class Build(NamedTuple):
 
 
 class Finder:
-    """Finds some modules elsewhere than beside their package."""
+    """Finds compiled modules in their extension, and the code of others in the archive."""
 
-    def __init__(self, build: Build, places: Mapping[str, str]) -> None:
+    def __init__(self, build: Build, extension: str, archive: Archive | None = None) -> None:
         self.build = build
-        self._places = places
+        self._extension = extension
+        self._archive = archive
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Where a module is; None for those that are where they always are."""
-        place = self._places.get(name)
-        if place is None:
-            return None
-        loader = SourceFileLoader if place.endswith(".py") else ExtensionFileLoader
-        spec = ModuleSpec(name, loader(name, place), origin=place)
+        if name in self.build.compiled:
+            loader: ExtensionFileLoader = Door(name, self._extension)
+        elif name == SHARED:
+            loader = ExtensionFileLoader(name, self._extension)
+        else:
+            return self._archive.spec(name) if self._archive else None
+        spec = ModuleSpec(name, loader, origin=self._extension)
         spec.has_location = True
         return spec
+
+
+class Door(ExtensionFileLoader):
+    """Loads one of the modules whose code is in the shared extension."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if SHARED not in sys.modules:
+            __import__(SHARED)  # what all of them share
+        entry = entry_of(spec.name)
+        module = super().create_module(ModuleSpec(entry, self, origin=self.path))
+        sys.modules.pop(entry, None)  # the interpreter notes it by this name, too
+        return module
+
+
+def entry_of(name: str) -> str:
+    """The name of a module in the extension, where `PyInit_` stands before it."""
+    return name.replace(".", "___")
 
 
 def take() -> None:
@@ -94,8 +115,7 @@ def take() -> None:
     wanted = os.environ.get("EMU_COMPILE", "")
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
-    finder = _sources() if wanted == "0" else _extensions()
-    if finder is not None:
+    if wanted != "0" and (finder := _of_checkout() or _of_wheel()):
         sys.meta_path.insert(0, finder)
     if wanted == "1" and (problem := _missing()):
         print(f"EMU_COMPILE=1, but {problem}", file=sys.stderr)
@@ -107,7 +127,7 @@ def build() -> Build:
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
             return finder.build
-    return Build(frozenset(_in_wheel()))
+    return Build(frozenset())
 
 
 def _missing() -> str:
@@ -117,26 +137,21 @@ def _missing() -> str:
     return "" if found.compiled else "no compiled build is installed (make compile)"
 
 
-def _in_wheel() -> list[str]:
-    """Names of the extension modules that an installed wheel has beside its sources."""
+def _of_wheel() -> Finder | None:
+    """What an installed wheel has beside its sources; None for one that is pure Python."""
     path = os.path.join(PACKAGE, "build.json")
     if not os.path.exists(path):
-        return []
+        return None
     import json
 
     with open(path, encoding="utf-8") as file:
-        return list(json.load(file).get("compiled", ()))
-
-
-def _sources() -> Finder | None:
-    """The sources of modules that lie beside their extensions; None where there is none."""
+        names = json.load(file).get("compiled", ())
     root = os.path.dirname(PACKAGE)
-    places = {name: f"{os.path.join(root, *name.split('.'))}.py" for name in _in_wheel()}
-    return Finder(Build(frozenset()), places) if places else None
+    return Finder(Build(frozenset(names)), _extension_in(root)) if names else None
 
 
-def _extensions() -> Finder | None:
-    """The extension modules of a checkout that are current; None where there is no build."""
+def _of_checkout() -> Finder | None:
+    """What of the build of a checkout is current; None where there is no build."""
     root = os.path.dirname(PACKAGE)
     directory = beside(root)
     try:
@@ -155,11 +170,17 @@ def _extensions() -> Finder | None:
         from emu.process.sources import to_replace
 
         pure = to_replace(directory, [name for name, _ in edited], compiled)
-    suffix = EXTENSION_SUFFIXES[0]
-    stays = [name for name in compiled if name not in pure]
-    places = {name: os.path.join(directory, *name.split(".")) + suffix for name in (SHARED, *stays)}
+    from emu.process.archived import read
+
+    stays = frozenset(name for name in compiled if name not in pure)
     replaced = tuple(name for name in compiled if name in pure)
-    return Finder(Build(frozenset(stays), replaced, tuple(path for _, path in edited)), places)
+    built = Build(stays, replaced, tuple(path for _, path in edited))
+    return Finder(built, _extension_in(directory), read(os.path.join(directory, CODE), root))
+
+
+def _extension_in(directory: str) -> str:
+    """The shared extension's file."""
+    return os.path.join(directory, SHARED + EXTENSION_SUFFIXES[0])
 
 
 def _is_same(path: str, mtime_ns: int, size: int, digest: str) -> bool:

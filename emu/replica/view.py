@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Signals = tuple[int, int, int, int, int]
 """(time, waiting, running, waiting tokens, blocks in use): what a router sees of a replica."""
 
+Figures = tuple[int, int, int, int, int, int]
+"""(waiting, running, blocks in use, blocks, prefill tokens, decode tokens): a sample."""
+
 
 class InFlight(NamedTuple):
     """What a replica is in the middle of."""
@@ -170,6 +173,15 @@ class View:
     def tokens_produced(self) -> tuple[int, int]:
         """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
         return self._replica.tokens_produced
+
+    def figures(self) -> Figures:
+        """What a sample tells of it."""
+        prefill, decode = self._replica.tokens_produced  # settles
+        scheduler = self._scheduler
+        ledger = scheduler.ledger
+        total = ledger.blocks_total
+        used = total - ledger.pool.blocks_free
+        return scheduler.waiting_count, scheduler.running_count, used, total, prefill, decode
 
     def late(self, at_ns: int) -> Signals | None:
         """What was known of it at an earlier time; None where no history is kept."""

@@ -205,7 +205,8 @@ def _kv_facts(replica: ReplicaPlan) -> dict[str, str]:
     layout = replica.kv_layout
     if layout is None:
         tokens = replica.num_blocks * replica.scheduler.block_size
-        return {
+        kept = {"KV by layers": _kv_by_layers(replica)} if replica.state_bytes else {}
+        return kept | {
             "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
             "KV tokens": f"{tokens:,}",
             "longest request": f"{min(replica.max_model_tokens, tokens):,}",

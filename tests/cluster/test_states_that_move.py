@@ -11,7 +11,7 @@ import pytest
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_models, lookup_model
 from emu.cluster.plan import make_plan
-from emu.cluster.replica_group import has_states
+from emu.cluster.state_slots import has_states
 from emu.config.load import config_from_dict
 from emu.kv.groups import kv_layout
 from tests.cluster.helpers import rows_of, run_config, summary_of

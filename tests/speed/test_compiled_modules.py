@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from emu.process import sources
-from emu.process.compiled import beside
+from emu.process import archived, sources
+from emu.process.compiled import CODE, beside
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
@@ -157,6 +157,59 @@ def test_a_wheel_names_what_it_has_beside_its_sources(checkout: Path) -> None:
     (checkout / "emu" / "build.json").write_text('{"compiled": ["emu.low", "emu.apart"]}')
     assert what_runs(checkout) == "compiled (2 modules)"
     assert what_runs(checkout, "0") == "pure Python"
+
+
+@pytest.fixture
+def archive(checkout: Path) -> Path:
+    """The checkout, whose build has none of its modules compiled: their code is in the archive."""
+    place = Path(beside(str(checkout)))
+    for name in ("modules.txt", "graph.json"):
+        (place / name).write_text("" if name == "modules.txt" else "{}")
+    package = checkout / "emu" / "pack" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("from emu.low import LOW\n")
+    modules = {"emu.low": str(checkout / "emu" / "low.py"), "emu.pack": str(package)}
+    archived.write(str(place / CODE), str(checkout), modules)
+    return checkout
+
+
+def what_is_low(checkout: Path, *options: str) -> str:
+    """What two modules say, and which loader brought them."""
+    code = (
+        "import emu.pack, emu.low; print(emu.pack.LOW, emu.low.__file__, "
+        "*(type(m.__spec__.loader).__name__ for m in (emu.pack, emu.low)), *emu.pack.__path__)"
+    )
+    done = subprocess.run(
+        [sys.executable, *options, "-S", "-c", code],
+        cwd=checkout,
+        env={"PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+    )
+    return (done.stdout or done.stderr).strip().replace(f"{checkout}{os.sep}", "")
+
+
+def test_code_of_python_modules_comes_out_of_the_archive(archive: Path) -> None:
+    assert what_is_low(archive) == "1 emu/low.py _Loader _Loader emu/pack"
+
+
+def test_a_source_that_was_edited_is_read_itself(archive: Path) -> None:
+    (archive / "emu" / "low.py").write_text("LOW = 2\n")
+    assert what_is_low(archive) == "2 emu/low.py _Loader SourceFileLoader emu/pack"
+    assert what_is_low(archive, "-O").startswith("2 emu/low.py SourceFileLoader SourceFile")
+    file = Path(beside(str(archive)), CODE)
+    before = file.read_bytes()
+    sources_of = {name: str(archive / "emu" / f"{name}.py") for name in ("low", "apart")}
+    archived.write(str(file), str(archive), {f"emu.{n}": path for n, path in sources_of.items()})
+    assert file.read_bytes() != before
+    assert what_is_low(archive) == "2 emu/low.py SourceFileLoader _Loader emu/pack"
+
+
+def test_an_archive_is_of_the_checkout_that_made_it(archive: Path, tmp_path: Path) -> None:
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    shutil.copytree(archive, moved)  # with the times of the sources
+    (archive / "emu" / "low.py").write_text("LOW = 3\n")
+    assert what_is_low(moved) == "1 emu/low.py SourceFileLoader SourceFileLoader emu/pack"
 
 
 def test_a_build_says_why_it_cannot_be_compiled() -> None:

@@ -321,6 +321,17 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         int,
         doc("Decodes until the engine looks for new requests again.", ge=1, le=1000),
     ] = 1
+    mamba_full_memory_ratio: Annotated[
+        Positive, doc("Memory of states beside that of KV, for models whose layers keep states.")
+    ] = 0.9
+    max_mamba_cache_size: Annotated[
+        Count0,
+        doc("States per replica; 0 = max_running_requests if given, else by the ratio."),
+    ] = 0
+    mamba_ssm_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        doc("Type of states; auto = that of the model's config, float32 if it has none."),
+    ] = "auto"
     page_overhead: Annotated[
         Literal["auto", "on", "off"],
         doc("Admission charges a page more per request; auto = from 0.5.14 on."),

@@ -1,8 +1,7 @@
 """Worlds of SGLang's and TensorRT-LLM's schedulers: some of other schedulers', with their keys.
 
 A stream of its own decides for each, and nothing else of a world changes. What these schedulers
-cannot do in emu (stages, tiers, features but drafts, states; SGLang's also groups) is not drawn
-for them.
+cannot do in emu (stages, tiers, features but drafts; SGLang's also groups) is not drawn for them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
-from emu.apps.chaos.worlds.models import features_in
+from emu.apps.chaos.worlds.models import draw_engine_states, features_in
 from emu.config.engine_words import ENGINES
 from emu.config.schema import FcfsTable, LightLlmTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import tag_of
@@ -46,6 +45,7 @@ def draw_engines(seed: int, tables: Tables) -> None:
             if all(group.get("role", "colocated") == "colocated" for group in tables["replicas"]):
                 _looks(rng_stream(seed, "chaos looks"), tables)
             _drafts(drafts, tables)
+            draw_engine_states(seed, tables)
         return
     rng = rng_stream(seed, "chaos tensorrt-llm")
     if chance(rng, _PART):
@@ -53,6 +53,7 @@ def draw_engines(seed: int, tables: Tables) -> None:
         if not has_groups:
             _waits(rng_stream(seed, "chaos batch wait"), tables)
         _drafts(drafts, tables)
+        draw_engine_states(seed, tables)
 
 
 def _drafts(rng: Rng, tables: Tables) -> None:

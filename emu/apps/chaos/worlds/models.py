@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.config.schema import SglangTable, TensorrtLlmTable
+from emu.config.tables import tag_of
 from emu.features.base import Feature
 from emu.features.modes import CACHED_STATES, COSTED, STATES, WINDOWS
 from emu.features.registry import all_features
@@ -73,6 +75,35 @@ def draw_states(seed: int, tables: Tables) -> None:
     )
     if can and chance(rng, _STATES_SHARE):
         tables["model"] = {"name": _STATES}
+
+
+_OF_ENGINES: Final = {
+    tag_of(SglangTable): (_STATES, "nvidia/Nemotron-H-8B-Base-8K"),
+    tag_of(TensorrtLlmTable): ("nvidia/Nemotron-H-8B-Base-8K",),
+}
+"""Models with states that an engine keeps beside its pool, by its scheduler."""
+
+
+def draw_engine_states(seed: int, tables: Tables) -> None:
+    """The same in worlds of SGLang's and TensorRT-LLM's schedulers, which then cache nothing."""
+    rng, groups = rng_stream(seed, "chaos states of engines"), tables["replicas"]
+    scheduler = tables["scheduler"]
+    can = (
+        scheduler.get("max_batch_size", 1) > 0  # all of its states are set aside
+        and tables["latency"].get("backend", COSTED[0]) in COSTED
+        and all(group.get("role", "colocated") == "colocated" for group in groups)
+        and not any(_has_own_tables(group) for group in groups)
+    )
+    if not can or not chance(rng, _STATES_SHARE):
+        return
+    tables["model"]["name"] = str(pick(rng, _OF_ENGINES[scheduler["policy"]]))
+    if "disable_radix_cache" in scheduler:
+        scheduler["disable_radix_cache"] = True
+        scheduler.pop("radix_eviction_policy", None)
+    else:
+        scheduler["enable_block_reuse"] = False
+        for key in ("enable_partial_reuse", "copy_on_partial_reuse"):
+            scheduler.pop(key, None)
 
 
 def draw_models(seed: int, tables: Tables, lines: list[Tables]) -> None:

@@ -6,6 +6,7 @@ Each is narrow: it draws the keys that its rules read, and leaves the rest as it
 from __future__ import annotations
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.models import draw_engine_states
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
     LoadTable,
@@ -110,6 +111,8 @@ def sglang(rng: Rng, tables: Tables) -> list[Tables]:
     if shares:
         tables["scheduler"]["schedule_policy"] = pick(rng, ("lpm", "dfs-weight"))
         share_prefixes(rng, lines)
+    else:
+        draw_engine_states(int(tables["seed"]), tables)
     return lines
 
 
@@ -135,6 +138,8 @@ def tensorrt_llm(rng: Rng, tables: Tables) -> list[Tables]:
     lines = burst(rng, int(rng.integers(15, 40)), prompts, (10, 80))
     if shares:
         share_prefixes(rng, lines)
+    else:
+        draw_engine_states(int(tables["seed"]), tables)
     if chance(rng, 0.3):
         waits_for_prompts(rng, tables)
     return lines
