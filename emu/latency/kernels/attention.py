@@ -193,7 +193,7 @@ class AttentionCost:
         return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
 
     def _longer_s(self, reading_s: float, arithmetic_s: float) -> float:
-        """Of a token of context, where both go on at once."""
+        """Time of a token of context, where both go on at once."""
         if self._softness:
             return soft_max(reading_s, arithmetic_s, self._softness)
         return max(reading_s, arithmetic_s)
