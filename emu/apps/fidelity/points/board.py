@@ -180,18 +180,12 @@ def point_board(options: FidelityOptions) -> PointBoard:
     found = {one.point_id: one for one in _emulated(jobs, options.processes)}
     peers = _peers(directory)
     chosen, drafted = _choose_drafts(jobs, found, options.processes)
-    slow = drafted | set(chosen)
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
-        if emulated.refused:
-            unread.append(Unread(job.point.point_id, emulated.refused))
-            continue
-        if len(recipe_of(job.point).drafts) > 1 and job.point.series in slow and _is_long(job):
-            unread.append(Unread(job.point.point_id, TOO_LONG))
-            continue
-        if job.point.drafts == UNKNOWN and job.point.series in drafted:
-            unread.append(Unread(job.point.point_id, TAKEN_AS_DRAFTED))
+        reason = emulated.refused or _unlike(job, drafted, chosen)
+        if reason:
+            unread.append(Unread(job.point.point_id, reason))
             continue
         compared.append(
             Compared(
@@ -209,6 +203,15 @@ def point_board(options: FidelityOptions) -> PointBoard:
     stated = intervals_of(_ratios(compared, options.leave_out))
     groups = groups_of(compared)
     return PointBoard(compared, groups, dict(left_out.most_common()), stated, options.leave_out)
+
+
+def _unlike(job: Job, drafted: set[tuple[str, ...]], chosen: Mapping[tuple[str, ...], int]) -> str:
+    """Why a point was not emulated with the drafts that its series has; empty if it was."""
+    name = job.point.series
+    is_open = len(recipe_of(job.point).drafts) > 1
+    if is_open and (name in drafted or name in chosen) and _is_long(job):
+        return TOO_LONG
+    return TAKEN_AS_DRAFTED if job.point.drafts == UNKNOWN and name in drafted else ""
 
 
 def _logs_by_series(
