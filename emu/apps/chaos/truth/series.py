@@ -38,7 +38,9 @@ class Series:
         self._flows: dict[int, tuple[str, int]] = {}
         self._known: Counter[str] = Counter()
         self._unsure = 0
-        """Decodes that may have been the last tokens of a prompt that found all others again."""
+        """Decodes that may have been the last tokens of a prompt that found all others again, and
+        tokens of requests that left while a batch had them."""
+        self._left: set[int] = set()
         self._wrong: set[str] = set()
         """What differed once: later rows would say it again."""
         odd = any(tape.by_event[event] for event in ("layer", "lost", "migrated"))
@@ -71,8 +73,9 @@ class Series:
         bounds = sorted((low, self._known[name]))
         if name == "prompt tokens":
             bounds[1] += self._unsure
-        if name.startswith("flows") and self._tape.by_event["fault"]:
-            bounds[0] = 0  # what a fault has stopped is told of later
+        if name.startswith("flows"):  # parts of a transfer may have ended, or go as one
+            is_sure = not self._tape.by_event["fault"]  # what stops is told of later
+            bounds[0] = min(bounds[0], 1 if is_sure else 0)
         self._tape.count("series")
         if not bounds[0] <= count <= bounds[1]:
             self._wrong.add(name)
@@ -88,6 +91,8 @@ class Series:
         elif event == "ended":
             known["completed"] += record["status"] == "completed"
             known["preemptions"] += self._preempted[record["row"]]
+            if record["status"] != "completed":
+                self._left.add(record["row"])
         elif event == "batch":
             self._begun.difference_update(record.get("preempted", ()))
             self._members[record["replica"], record["batch"]] = record["members"]
@@ -97,6 +102,9 @@ class Series:
         elif event == "ran":
             batch = record["replica"], record["batch"]
             for row, had, new in self._members.pop(batch, ()):
+                if row in self._left:
+                    self._unsure += new
+                    continue
                 last = self._tape.arrived[row]["prompt"] + self._got[row] - 1
                 is_decode = row not in self._reading and new == 1 and had == last
                 known["prompt tokens"] += 0 if is_decode else new
