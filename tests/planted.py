@@ -8,8 +8,8 @@ against the copy until a test fails: in ten seconds of CPU, without a whole run 
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader` and
-`--list apart`, of `tests/planted_by_reader.py` and `tests/planted_apart.py`: random worlds run on
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, `apart`
+or `drawn`, of `planted_by_reader.py`, `planted_apart.py` or `planted_drawn.py`: random worlds run on
 each until one fails, and if none does, the unit tests of the package that has the bug. What has been
 judged stands in the results and is not run again, so that a run that was cut short goes on.
 """
@@ -31,11 +31,17 @@ from typing import NamedTuple
 from tests.patched import Patched
 from tests.planted_apart import APART
 from tests.planted_by_reader import READER
+from tests.planted_drawn import DRAWN
 from tests.planted_worlds import BUGS, Bug
 from tests.reached import Record, read_record
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS: dict[str, tuple[Bug, ...]] = {"worlds": BUGS, "reader": READER, "apart": APART}
+LISTS: dict[str, tuple[Bug, ...]] = {
+    "worlds": BUGS,
+    "reader": READER,
+    "apart": APART,
+    "drawn": DRAWN,
+}
 LIMIT_S = 10.0
 HANG_S = 120
 """CPU time after which tests are ended; the bug then counts as missed."""

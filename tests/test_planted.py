@@ -12,6 +12,7 @@ from tests.chaos.mutants import MUTANTS
 from tests.planted import PARTS, PLANTED, TESTS
 from tests.planted_apart import APART
 from tests.planted_by_reader import READER
+from tests.planted_drawn import DRAWN
 from tests.planted_worlds import BUGS
 
 ROOT = Path(__file__).resolve().parents[1] / "emu"
@@ -21,6 +22,7 @@ CHANGES = [
     *BUGS,
     *READER,
     *APART,
+    *DRAWN,
 ]
 
 

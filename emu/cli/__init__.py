@@ -51,7 +51,7 @@ def call(tokens: Sequence[str]) -> object:
             return call([word for word in words if word != NO_PLUGINS])
         finally:
             allow()
-    if not words or words[0] in _HELP:
+    if not words or words[0] in _HELP or words == ["help"]:
         print(overview())
         return 0
     if words[0] == "--version":

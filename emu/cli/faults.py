@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Annotated
 
 from emu.apps.chaos.options import ChaosOptions
-from emu.errors import InputError
 from emu.options.declare import Argument
 from emu.options.shared import Settings, output
+
+_OF_A_CAMPAIGN = (
+    *("seeds", "quick", "faults", "lost_ranks", "corpus", "every", "keep", "at_least"),
+    *("log_level", "log_format"),
+)
+"""Options of many seeds of random faults alone."""
 
 
 def chaos(options: ChaosOptions) -> int:
     """A campaign."""
     if options.slo:
+        options.refuse(_OF_A_CAMPAIGN, "goes not with --slo, which tries single faults in turn")
         from emu.apps.chaos.breaking import slo_command
 
         return slo_command(options)
-    if options.rate:
-        raise InputError("chaos", None, "--rate", "goes with --slo")
+    options.refuse(("rate", "moments"), "goes with --slo")
     from emu.apps.chaos.command import chaos_command
 
     return chaos_command(options)

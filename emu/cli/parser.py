@@ -89,9 +89,16 @@ def arguments(name: str, command: Command, tokens: Sequence[str]) -> dict[str, o
     if rest:
         if rest[0].startswith("-"):
             word = rest[0].partition("=")[0]
+            other = command.options.other_words.get(word, "")
             known = ["--help", *(f for field in specs(command) for f in field.flags)]
-            parser.error(f"unknown option {word}{did_you_mean(word, known)}")
-        parser.error(f"unexpected {rest[0]!r}; it takes no more than that (-h tells what)")
+            hint = f"; say {other}" if other else did_you_mean(word, known)
+            parser.error(f"unknown option {word}{hint}")
+        takes = (
+            "no more than that"
+            if any(one.is_positional for one in specs(command))
+            else ("options alone, no file")
+        )
+        parser.error(f"unexpected {rest[0]!r}; it takes {takes} (-h tells what)")
     return {key: value for key, value in vars(found).items() if value is not None}
 
 

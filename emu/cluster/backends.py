@@ -302,7 +302,12 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
 def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
     """Where iterations may be larger than what was profiled; each once."""
     found: dict[str, None] = {}
+    asked: LatencyBackend | None = None
+    limits: SchedulerTable | None = None
     for latency, table in pairs:
+        if latency is asked and table is limits:
+            continue  # replicas of one table stand together
+        asked, limits = latency, table
         beyond = abilities_of(latency).beyond
         if beyond is not None:
             found[beyond(table.tokens_max, table.requests_max)] = None

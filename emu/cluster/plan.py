@@ -59,7 +59,7 @@ Place = tuple[object, ...]
 """What a KV tier belongs to: a machine, or a pool of CXL memory."""
 
 
-class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything fixed about one replica."""
 
     replica_id: int
@@ -138,13 +138,13 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return wanted == "on" or (self.is_overlapped and self.role == "colocated")
 
-    @property
+    @cached_property
     def engine(self) -> EngineModel | None:
         """What happens between kernels; None = nothing, or the backend knows whole steps."""
         is_known = self.latency.backend in KERNEL_TIMES
         return self.bound_model if is_known else None
 
-    @property
+    @cached_property
     def bound_model(self) -> EngineModel | None:
         """The engine's constants on its GPUs, whatever the backend knows."""
         if self.bound is None:
@@ -157,7 +157,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The engine in one word, and the file of its constants; "none" for kernels alone."""
         return NO_ENGINE if self.bound is None else self.bound.label
 
-    @property
+    @cached_property
     def runs_own_scheduler(self) -> bool:
         """The scheduler is the one of its engine."""
         return self.bound is not None and self.scheduler.policy in self.bound.engine.policies
@@ -180,7 +180,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
         return blocks <= self.num_blocks
 
-    @property
+    @cached_property
     def is_overlapped(self) -> bool:
         """Host and GPU work at the same time."""
         wanted = self.scheduler.overlap

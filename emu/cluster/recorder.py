@@ -244,7 +244,8 @@ class Recorder:
             if not (looks_at_all or replica.is_stirred):
                 continue  # its figures are those of the sample before
             if self._states[replica.replica_id] == "inactive" and is_shared[replica.replica_id]:
-                continue  # another replica is on its GPUs, or none
+                self._sample_absent(at_ns, replica)
+                continue
             its_waiting, its_tokens = self._sample_replica(at_ns, replica)
             waiting += its_waiting
             waiting_tokens += its_tokens
@@ -280,6 +281,20 @@ class Recorder:
             waiting_tokens = view.waiting_tokens
         elif not running:
             replica.look_for_rest()
+        self._enter(replica_id, now)
+        self.per_replica.add(
+            at_ns, replica_id, self._states[replica_id], running, waiting, used, total
+        )
+        return waiting, waiting_tokens
+
+    def _sample_absent(self, at_ns: int, replica: ReplicaHandle) -> None:
+        """A replica without its GPUs, which another one has, or none: what it made stays made."""
+        _, _, _, _, prefill, decode = replica.view().figures()
+        self._enter(replica.replica_id, (0, 0, 0, prefill, decode))
+        self.per_replica.add(at_ns, replica.replica_id, "inactive", 0, 0, 0)
+
+    def _enter(self, replica_id: int, now: _Figures) -> None:
+        """A replica's part of the sums is this now."""
         before, sums = self._sampled[replica_id], self._sums
         self._sums = (
             sums[0] + now[0] - before[0],
@@ -289,10 +304,6 @@ class Recorder:
             sums[4] + now[4] - before[4],
         )
         self._sampled[replica_id] = now
-        self.per_replica.add(
-            at_ns, replica_id, self._states[replica_id], running, waiting, used, total
-        )
-        return waiting, waiting_tokens
 
     def flush(self) -> None:
         """Let what has happened so far be seen in the files."""

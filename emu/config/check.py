@@ -152,7 +152,9 @@ class _Checker:
         self, struct: inspect.StructType, value: object, path: Path, *, partial: bool = False
     ) -> Iterator[Problem]:
         if not isinstance(value, dict):
-            yield path, f"expected a table, got {shown(value)}"
+            keys = struct.cls.__struct_fields__
+            its = f"; set its keys, such as {dotted((*path, keys[0]))}" if keys and path else ""
+            yield path, f"expected a table, got {shown(value)}{its}"
             return
         elsewhere_here: tuple[str, ...] = ()
         given: Mapping[str, object] = value

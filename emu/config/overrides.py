@@ -79,6 +79,7 @@ def _index(part: str, holder: list[Any], path: Path) -> int:
     where = dotted(path)
     if not (part.isascii() and part.isdigit() and len(part) < 10):
         problem = f"{where} is an array; expected an index, got {shown(part)}"
+        problem += f"; write {where}.0.{part}" if holder and part.isidentifier() else ""
         raise InputError(OVERRIDE, None, f"{where}.{part}", problem)
     index = int(part)
     if index > len(holder):

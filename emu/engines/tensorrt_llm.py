@@ -135,6 +135,10 @@ _V1_2: Final = EngineModel(
     compiled=False,
     eager_call_ns=CALL_NS,
     eager_latent_ns=LATENT_NS,
+    # CUTLASS's experts are one operator (Qwen3-235B on H100: a prompt takes 0.6 ms a layer); those
+    # of mxfp4 are Triton's on Hopper, call by call; a shared one runs on a stream of its own, and
+    # DeepSeek-R1 on H200 takes as long as if its experts were called one by one.
+    eager_experts_whole=True,
     eager_experts_ns=EXPERTS_NS,
     sampler="triton",
     fused_all_reduce=True,

@@ -20,15 +20,20 @@ from emu.latency.sampling import resolve_sampling
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
     from emu.latency.abilities import FirstSize
     from emu.latency.eager import EagerCalls
+    from emu.latency.engine import EngineModel
     from emu.latency.moe_gate import Gate
     from emu.latency.roofline import RooflineBackend
 
 
-def _eager(context: LatencyContext) -> EagerCalls:
+def host_calls(context: LatencyContext, engine: EngineModel) -> EagerCalls:
+    """What the host calls in a step of a replica that is neither compiled nor captured."""
     from emu.latency.eager import eager_calls  # no server of vLLM's runs so by default
 
-    one_call = context.gpu.architecture == "blackwell"
-    return eager_calls(context.model, context.tensor_parallel, one_call=one_call)
+    model = context.model
+    has_shared = model.experts is not None and bool(model.experts.shared_ffn)
+    is_split = model.expert_dtype == "mxfp4" or has_shared or not engine.eager_experts_whole
+    one_call = not is_split or context.gpu.architecture == "blackwell"
+    return eager_calls(model, context.tensor_parallel, one_call=one_call)
 
 
 def engine_steps(context: LatencyContext) -> EngineSteps | None:
@@ -49,7 +54,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         fused_bytes_max=context.kernels.fused_bytes_max(
             context.gpu.architecture, context.tensor_parallel
         ),
-        eager=_eager(context) if model.enforce_eager or not model.compiled else None,
+        eager=host_calls(context, model) if model.enforce_eager or not model.compiled else None,
         is_grouped=context.expert_parallel > context.tensor_parallel,
     )
 

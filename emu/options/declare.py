@@ -115,6 +115,8 @@ class Options:
 
     command: ClassVar[str] = ""
     """What errors begin with."""
+    other_words: ClassVar[dict[str, str]] = {}
+    """Names that others give to options, and what the option is called here."""
     in_order: ClassVar[tuple[str, ...]] = ()
     """Fields that Python takes by their place, too."""
     known_fields: ClassVar[dict[str, Field]] = {}
@@ -139,6 +141,13 @@ class Options:
             if problem := field.problem_of(value):
                 raise InputError(self.command, None, field.flags[0], problem)
             self.__dict__[name] = value
+
+    def refuse(self, names: Sequence[str], problem: str) -> None:
+        """Raises InputError for the first of these options that is not as it is by default: it has
+        no effect here."""
+        for field in (fields_of(type(self))[name] for name in names):
+            if self.__dict__[field.name] != field.default:
+                raise InputError(self.command, None, field.flags[0], problem)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"options do not change: {name}")

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from operator import sub
 from typing import TYPE_CHECKING, final
 
-from emu.latency.abilities import AttentionRun, DecodeEnds, FirstSize, LinesOf, abilities_of
+from emu.latency.abilities import (
+    Abilities,
+    AttentionRun,
+    DecodeEnds,
+    FirstSize,
+    LinesOf,
+    abilities_of,
+)
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.ends import Ends, packed
 
@@ -75,8 +82,6 @@ class Pace:
         self.stages = stages
         self.slowdown = 1.0
         self.jitter = None
-        self.first_uses = deque()
-        self.first_sizes = []
         able = abilities_of(latency)
         self.is_monotone = able.is_monotone
         self.expert_loads = able.expert_loads
@@ -85,7 +90,7 @@ class Pace:
         self._attention_run = able.attention_run_ns
         self._attention_ns = able.attention_ns
         self._note()
-        self.start_process()
+        self._begin(able)
 
     def _note(self) -> None:
         self.is_even = self.slowdown == 1.0 and self.jitter is None
@@ -93,7 +98,9 @@ class Pace:
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
-        able = abilities_of(self.latency)
+        self._begin(abilities_of(self.latency))
+
+    def _begin(self, able: Abilities) -> None:
         self.first_uses = deque(able.first_use_ns)
         self.first_sizes = list(able.first_sizes)
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from emu.options.declare import Argument, Option
 from emu.options.shared import Logged, Settings, Shown, Traffic, Workers, output
+
+DESCRIBES: Final = {
+    "model": "model.name=NAME",
+    "gpu": "nodes.0.gpu=NAME",
+    "replicas": "replicas.0.count=N",
+    "tensor_parallel": "replicas.0.tensor_parallel=N",
+    "workload": "workload.path=FILE",
+    "columns": "workload.columns=...",
+    "rate": "workload.rate_per_s=X (of a file) or workload.synthetic.arrivals.rate_per_s=X",
+    "prompt_tokens": "workload.synthetic.prompt.median=N",
+    "output_tokens": "workload.synthetic.output.median=N",
+    "preset": "workload.preset=NAME",
+    "requests": "workload.limit=N (of a file) or workload.synthetic.requests=N",
+}
+"""Options that say what is run where no configuration does, and the key that says the same."""
 
 
 class RunOptions(Traffic, Settings, Workers, Shown, Logged):
@@ -27,7 +42,7 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
         Option("Kind of GPU, without a configuration.", metavar="NAME[=PRICE]"),
     ] = ()
     replicas: Annotated[
-        int, Option("How many colocated replicas, without a configuration.", at_least=0)
+        int, Option("How many colocated replicas, without a configuration.", at_least=1)
     ] = 1
     tensor_parallel: Annotated[
         int, Option("GPUs of each of them.", "--tensor-parallel", "--tp", at_least=1)
@@ -72,10 +87,3 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
     def settings(self) -> tuple[str, ...]:
         """The overrides of its configuration."""
         return (*self.overrides, *(("workload.skip_prefill=true",) if self.skip_prefill else ()))
-
-    @property
-    def describes(self) -> bool:
-        """Options say what is run, or a part of it."""
-        words = (self.model, self.gpu, self.workload, self.columns, self.rate, self.preset)
-        shape = (self.replicas != 1, self.tensor_parallel != 1, self.requests)
-        return any((*words, self.prompt_tokens, self.output_tokens, *shape))

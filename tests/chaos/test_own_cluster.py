@@ -169,7 +169,7 @@ def test_a_world_with_a_trace_of_the_users_own_is_replayed(cluster: Path) -> Non
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     assert chaos(cluster, overrides=(f"workload.path={trace}",)) == 4
     kept = cluster.parent / "kept" / "seed-0.toml"
-    assert chaos(None, corpus=kept, keep=cluster.parent) == 4
+    assert chaos_command(ChaosOptions(corpus=kept)) == 4
 
 
 # --- the quick form -------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_a_timeseries_that_counts_twice_is_found() -> None:
         total += int(row["completed"])
         series.append({**row, "completed": str(total)})
     found = truth_of(config, plan, records, written._replace(series=series)).problems
-    assert any("says timeseries.csv" in line for line in found)
+    assert any("timeseries.csv counts" in line for line in found)
 
 
 def test_a_mean_wait_of_another_part_is_found() -> None:

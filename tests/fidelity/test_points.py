@@ -15,7 +15,8 @@ from emu.apps.fidelity.points.board import (
     groups_of,
     point_board,
 )
-from emu.apps.fidelity.points.cases import Job, configuration, emulate
+from emu.apps.fidelity.points.cases import Job, configuration, emulate, mean_of_rounds
+from emu.apps.fidelity.points.doubt import COLD, CONTRADICTS, doubted
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
@@ -71,7 +72,7 @@ def test_a_row_becomes_a_configuration_with_the_published_conditions(tmp_path: P
     assert config.workload.synthetic.requests == 70
     lengths = config.workload.synthetic.prompt
     assert (lengths.min, lengths.max) == (204, 256)
-    assert config.model.dtype == "fp8"
+    assert config.model.dtype == "fp8_block", "Qwen's own checkpoint of 8 bits"
     assert config.replicas[0].tensor_parallel == 2
     assert not config.scheduler.prefix_caching
 
@@ -79,12 +80,48 @@ def test_a_row_becomes_a_configuration_with_the_published_conditions(tmp_path: P
 def test_lengths_are_fixed_where_the_source_does_not_draw_them(tmp_path: Path) -> None:
     points, _ = read_points(table(tmp_path, {"source": "nvidia-aic-gap-analysis"}))
     assert points[0].least_share == 1.0
-    assert points[0].is_doubtful
+
+
+def test_a_configurators_servers_have_the_limits_that_it_generates(tmp_path: Path) -> None:
+    row = {"source": "nvidia-aic-gap-analysis", "isl": "1024", "load_value": "8"}
+    points, _ = read_points(
+        table(tmp_path, row, row | {"engine": "trtllm"}, row | {"engine": "sglang", "version": ""})
+    )
+    assert recipe_of(points[0]).scheduler["max_num_batched_tokens"] == 128 + 1024 + 1500
+    keys = recipe_of(points[1]).scheduler
+    assert keys["max_num_tokens"] == 2656, "in whole blocks"
+    assert not keys["enable_block_reuse"]
+    assert recipe_of(points[2]).scheduler["chunked_prefill_size"] == -1
+    for point in points:
+        assert emulate(Job(point)).refused == ""
+
+
+def test_rows_are_doubted_by_their_neighbors_alone(tmp_path: Path) -> None:
+    """More clients never make the first token earlier; and what the tables' README lists."""
+    rows = [{"load_value": str(n), "ttft_ms": str(ms)} for n, ms in ((2, 900), (4, 400), (8, 500))]
+    listed = {"source": "nvidia-aic-gap-analysis", "gpu": "GB200", "engine": "trtllm"}
+    points = doubted(read_points(table(tmp_path, *rows, listed, listed | {"gpu": "B200"}))[0])
+    assert [one.doubt for one in points] == [COLD, "", "", CONTRADICTS, ""]
+    other = doubted(read_points(table(tmp_path, rows[0], rows[1] | {"isl": "512"}))[0])
+    assert [one.doubt for one in other] == ["", ""], "prompts of another length"
+
+
+def test_a_run_of_many_clients_is_cut_and_its_ends_count_as_in_a_whole_one(tmp_path: Path) -> None:
+    points, _ = read_points(table(tmp_path, *({"load_value": n} for n in ("400", "800", "8000"))))
+    assert [Job(point).rounds for point in points] == [10, 5, 3]
+    assert Job(points[0], is_trial=True).rounds == 3
+    assert mean_of_rounds([10, 10, 2, 4, 8, 8], 2) == (10 + 8 * 3 + 8) / 10
+    assert mean_of_rounds([1, 2, 6], 0) == 3, "no clients: a plain mean"
+    assert mean_of_rounds([20, *[1] * 9], 1) == 2.9, "a whole run"
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        (
+            {"gpu": "GB200", "gpus": "36", "tp": "36"},
+            "servers of a rack added up: how many of which kind is not known",
+        ),
         ({"engine": "lmdeploy"}, "engine lmdeploy"),
         ({"gpus": ""}, "number of GPUs not known"),
         ({"gpus": "8"}, "8 GPUs, tp 2, pp 1"),
@@ -394,3 +431,13 @@ def test_a_published_point_is_emulated_as_published() -> None:
     found = emulate(Job(dense, SHARED / "silicon" / "model-configs"))
     assert found.refused == ""
     assert found.tpot_ms == pytest.approx(dense.tpot_ms, rel=0.3)
+
+
+def test_sglangs_two_servers_agree_on_a_request_before_its_first_token(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "2", "tp": "", "p_workers": "1", "p_tp": "1"}
+    row |= {"d_workers": "1", "d_tp": "1"}
+    texts = [
+        configuration(Job(one))
+        for one in read_points(table(tmp_path, row | {"engine": "sglang"}, row))[0]
+    ]
+    assert ["connector_us = 80000" in text for text in texts] == [True, False]

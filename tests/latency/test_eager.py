@@ -13,6 +13,7 @@ from emu.engines.registry import engine_named
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.eager import EagerCalls, eager_calls
+from emu.latency.make_roofline import host_calls
 from tests.latency.shapes import decodes
 
 CONFIG = """\
@@ -50,6 +51,26 @@ def test_a_router_in_tensor_operations_calls_many():
     model = msgspec.structs.replace(engine_named("vllm").model, **costs)
     assert EagerCalls(2, 3).host_ns(model) == 230
     assert EagerCalls(2, 3, latent=3, mixtures=1).host_ns(model) == 256
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "calls"),
+    [
+        ("Qwen3-30B-A3B", "H200", False),
+        ("gpt-oss-20b", "H200", True),  # mxfp4: Triton's
+        ("DeepSeek-V3", "H200", True),  # a shared expert beside the others
+        ("gpt-oss-20b", "B200", False),
+    ],
+)
+def test_tensorrt_llms_experts_are_one_call_or_many(model: str, gpu: str, calls: bool) -> None:
+    config = config_from_text(
+        CONFIG.format(gpu=gpu).replace("Llama-3.1-8B", model).replace("gpus = 1", "gpus = 8"),
+        "eager.toml",
+        overrides=["engine.name=tensorrt-llm", "replicas.0.tensor_parallel=8"],
+    )
+    context = make_plan(config, "eager.toml").replicas[0].latency_context(config)
+    assert context.engine is not None
+    assert bool(host_calls(context, context.engine).mixtures) == calls
 
 
 def test_an_eager_step_takes_the_hosts_calls_or_the_gpu():

@@ -51,6 +51,7 @@ def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"emu-llm\[tokenizers\]"):
         FileTokenizer(tmp_path / "tokenizer.json")
 

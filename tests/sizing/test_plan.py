@@ -142,13 +142,15 @@ def test_plan_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     answer = json.loads((tmp_path / "plan.json").read_text())
     best = answer["rows"][0]
-    assert shown.startswith("by arithmetic: 1 to ")
+    assert shown.startswith("note: requests arrive for 2.22 s, and one decodes for up to ")
+    assert "\nby arithmetic: 1 to " in shown
     assert f"meets them with 90 %: {best['label']} (" in shown
     assert f"\n{best['label']}; TTFT p95 " in shown
     assert best["met"] >= 5
     assert best["of"] == 5
     assert "$/h" in shown
     assert "headroom" in shown
+    assert f"page: {tmp_path / 'report.html'}; of {best['label']}: base.toml, " in shown
     assert best["cost_per_h"] == 2.5 * best["gpus"]
     assert all(reading["low_ms"] <= reading["mean_ms"] for reading in best["readings"])
     result = emu.run(tmp_path / "cluster.toml", output=tmp_path / "again", report=False)

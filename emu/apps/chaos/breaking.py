@@ -236,6 +236,8 @@ def slo_command(options: ChaosOptions) -> int:
     scenario = _write_worst(directory, tables, path, ranked[0])
     page = _write_page(scenario)
     if not quiet:
+        if config.faults:
+            print(f"the {len(config.faults)} [[faults]] of {path} are left out: each strikes alone")
         _print(ranked, campaign, spare, open_console())
         print(f"the worst as a scenario: emu resilience {scenario}; its page: {page}")
     return 0

@@ -35,6 +35,11 @@ _TOLD_MAX: Final = 5
 """Failing seeds that are told at length, and minimized."""
 _ALL_RULES_SEEDS: Final = 300
 """Within so many drawn worlds every rule of the truth has something to judge."""
+_NOT_REPLAYED: Final = (
+    *("config", "seeds", "quick", "faults", "lost_ranks", "overrides", "keep", "at_least"),
+    *("output", "ray", "jobs"),
+)
+"""Options that worlds of a corpus have no use for."""
 _LONG_S: Final = 60.0
 """CPU time of a campaign that is announced."""
 
@@ -111,15 +116,13 @@ def chaos_command(options: ChaosOptions) -> int:
     log = make_log(options.level, options.log_format)
     path, at_least = options.config, options.at_least
     overrides = tuple(options.overrides)
+    if options.corpus is not None:
+        options.refuse(_NOT_REPLAYED, "goes not with --corpus, whose worlds say everything")
+        return _replay(options.corpus, options.every, console, log)
     if path is None:
-        needing = ((options.faults, "--faults"), (overrides, "--set"), (options.quick, "--quick"))
-        for given, option in needing:
-            if given:
-                raise InputError("chaos", None, option, "needs a configuration")
+        options.refuse(("faults", "overrides", "quick"), "needs a configuration")
     elif options.lost_ranks:
         raise InputError("chaos", None, "--lost-ranks", "draws its worlds; leave CONFIG out")
-    if options.corpus is not None:
-        return _replay(options.corpus, options.every, console, log)
     seeds = seed_range(options.seeds)
     lost_ranks = options.lost_ranks
     asked = Asked(path, seeds, options.faults, overrides, options.quick, options.every, lost_ranks)

@@ -54,7 +54,9 @@ class Checker:
         return InvariantViolation(problems[0], at_ns=self._kernel.now_ns, story=story)
 
 
-FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
+FILES: Final = (
+    *("requests.csv", "timeseries.csv", "replicas.csv", "transitions.csv", "marks.csv"),
+)
 REFUSED: Final = "input refused"
 """How the problem of a world begins that does not even start."""
 
@@ -182,9 +184,17 @@ def _run(trial: _Trial, leap: bool, verdict: Verdict) -> _Run:
     files = _files_of(emulated, directory)
     _judge_history(emulated, history.records, files, verdict)
     if outcome.error is None and not leap:
-        rows, series = _rows_of(files["requests.csv"]), _rows_of(files["timeseries.csv"])
+        its = {name: _rows_of(files[name]) for name in FILES}
         said = msgspec.json.decode(files["summary.json"])
-        written = Written(trial.lines, rows, said, series)
+        written = Written(
+            trial.lines,
+            its["requests.csv"],
+            said,
+            its["timeseries.csv"],
+            its["replicas.csv"],
+            its["transitions.csv"],
+            its["marks.csv"],
+        )
         truth = truth_of(config, plan, history.records, written)
         verdict.problems += truth.problems
         verdict.judged = dict(truth.judged)

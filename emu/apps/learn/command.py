@@ -6,9 +6,11 @@ The rim: options, what the server says of itself, progress, tables, what an inte
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -29,6 +31,9 @@ from emu.errors import InputError
 from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
 from emu.process.pool import cores
 
+_ADDRESS: Final = re.compile(r"[\w.-]+:\d+(/.*)?")
+"""`localhost:8000`."""
+
 
 def learn_command(options: LearnOptions) -> int:
     """Read, fit, judge, save, print. Raises InputError."""
@@ -40,6 +45,9 @@ def learn_command(options: LearnOptions) -> int:
 
         levels, server, files = probe_levels(urls[0], options)
     else:
+        for source in options.sources:
+            if _ADDRESS.fullmatch(source) and not Path(source).exists():
+                raise InputError("learn", None, source, f"no such file; write http://{source}")
         files = [Path(source) for source in options.sources]
         levels = [level for path in files for level in read_benchmarks(path)]
         levels = _told_apart(levels)

@@ -63,6 +63,8 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """Draws that meet all objectives ..."""
     of: int
     """... of so many; 0: none was drawn, the engine is as emu has it."""
+    is_missed: bool = False
+    """It was drawn, and fewer draws meet than must: they end as soon as that is certain."""
     readings: list[Reading]
     costs: Costs
 

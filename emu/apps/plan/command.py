@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from emu.apps.plan.options import PlanCommand
+from emu.apps.plan.page import PAGE
 from emu.apps.plan.plan import planned
-from emu.apps.plan.words import lines_of
+from emu.apps.plan.words import chosen_text, lines_of
 from emu.apps.shared.answer import Reply, progress, tell
 
 
@@ -27,6 +28,8 @@ def plan_command(options: PlanCommand) -> int:
         for line in lines_of(answer):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
         files = sorted(path.name for path in directory.iterdir() if path.is_file())
-        console.print(f"{answer.runs} runs; {directory}: {', '.join(files)}", soft_wrap=True)
+        named = ", ".join(name for name in files if name != PAGE)
+        told = f"{answer.runs} runs; page: {directory / PAGE}; of {chosen_text(answer)}: {named}"
+        console.print(told, soft_wrap=True, highlight=False, markup=False)
 
     return tell(Reply(show, directory / "plan.json"), options)

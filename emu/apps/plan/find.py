@@ -41,7 +41,7 @@ from emu.apps.plan.layouts import (
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, SPAN
-from emu.apps.plan.spans import Spans, spans_of
+from emu.apps.plan.spans import STAYS_MIN, Spans, spans_of
 from emu.apps.plan.survive import Fate, Survival
 from emu.apps.plan.tables import (
     base_config,
@@ -154,12 +154,13 @@ class Finding:
 
     def _spans(self) -> Spans:
         question = self.question
-        if question.has_count:
-            return Spans(question.run_s, question.run_s)
         pace = self.worlds(self.layouts[0], self.layouts[0].gpu)
         spans = spans_of(question.objectives, self.loads, pace)
+        if question.has_count:
+            return msgspec.structs.replace(spans, short_s=question.run_s, long_s=question.run_s)
         if question.run_s:
-            spans = Spans(min(spans.short_s, question.run_s), question.run_s, spans.residence_s)
+            short_s = min(spans.short_s, question.run_s)
+            return msgspec.structs.replace(spans, short_s=short_s, long_s=question.run_s)
         return spans
 
     def search(self, trials: Trials, say: Say) -> tuple[Judge, Judge | None]:
@@ -179,8 +180,9 @@ class Finding:
             return judge, None
         count = len(worlds.drawn)
         half = Judge(tuple(worlds.drawn[: max(1, count // 2)]), math.ceil(count // 2 / 2), "half")
-        needed = math.ceil(question.confidence * count - 1e-9)
-        judge = Judge(tuple(worlds.drawn), needed, f"{100 * question.confidence:g} % of the draws")
+        judge = Judge(
+            tuple(worlds.drawn), _needed(question), f"{100 * question.confidence:g} % of the draws"
+        )
         known: tuple[Judge, ...] = (first,)
         if worlds.spans.short_s < worlds.spans.long_s:
             short = tuple(msgspec.structs.replace(one, is_short=True) for one in half.worlds)
@@ -238,6 +240,7 @@ class Finding:
             worst=trials.worst(candidate, judge),
             met=trials.met(candidate, judge) if drawn else 0,
             of=len(drawn),
+            is_missed=self._misses(trials, candidate),
             readings=[self._reading(trials, candidate, one, judge) for one in self.objectives],
             costs=costs_of(
                 candidate,
@@ -247,6 +250,13 @@ class Finding:
                 has_prices=self.question.has_prices,
             ),
         )
+
+    def _misses(self, trials: Trials, candidate: Candidate) -> bool:
+        """Whether so many draws are known to miss that too few can meet."""
+        drawn = self.worlds.drawn
+        known = [one for one in drawn if (candidate, one) in trials.rows]
+        missing = sum(trials.ratio(candidate, one) > 1 for one in known)
+        return missing > len(drawn) - _needed(self.question)
 
     def rests_on(self, layout: Layout) -> str:
         """The measured runs and kernels behind a layout's times, of each of its kinds of GPUs."""
@@ -334,6 +344,11 @@ class Finding:
         )
 
 
+def _needed(question: Question) -> int:
+    """Draws that must meet."""
+    return math.ceil(question.confidence * question.draws - 1e-9)
+
+
 def _check_measured(question: Question, loads: Loads) -> None:
     """Raises InputError for an objective that no request of the traffic has."""
     if len(loads.outputs) and int(loads.outputs[-1]) == 1:
@@ -346,11 +361,18 @@ def _check_measured(question: Question, loads: Loads) -> None:
 def _notes(finding: Finding) -> list[str]:
     """What one should know before the runs."""
     question, count = finding.question, len(finding.loads.prompts)
+    spans, notes = finding.worlds.spans, []
+    lasts_s = spans.long_s or finding.loads.span_s
+    if 0 < lasts_s < STAYS_MIN / 2 * spans.stay_s:
+        notes.append(
+            f"note: requests arrive for {lasts_s:.3g} s, and one decodes for up to "
+            f"{spans.stay_s:.3g} s: too short to show a queue that grows"
+        )
     rarest = max(question.objectives, key=lambda one: int(one.at[1:]))
     needed = math.ceil(100 / (100 - int(rarest.at[1:])))
     if question.has_count and 0 < count < needed:
-        return [f"note: of {count} requests {rarest.label} is the largest: {needed} say more"]
-    return []
+        notes.append(f"note: of {count} requests {rarest.label} is the largest: {needed} say more")
+    return notes
 
 
 def print_nothing(line: str) -> None:

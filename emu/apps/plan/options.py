@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from emu.options.declare import Option, Options
 from emu.options.shared import SET, Shown, Traffic, Workers, output
@@ -22,6 +22,24 @@ class PlanOptions(Model, Traffic, Workers):
     """A model, traffic, kinds of GPUs, objectives, and which clusters come into question."""
 
     command = "plan"
+    other_words: ClassVar[dict[str, str]] = {
+        "--e2e": "--e2e-p95 10s",
+        "--gpus": "--gpu H100:16",
+        "--input-tokens": "--prompt-tokens",
+        "--isl": "--prompt-tokens",
+        "--itl": "--tpot-p95 50ms",
+        "--itl-p50": "--tpot-p50",
+        "--itl-p95": "--tpot-p95",
+        "--itl-p99": "--tpot-p99",
+        "--osl": "--output-tokens",
+        "--price": "--gpu H100=2.5",
+        "--qps": "--rate",
+        "--rps": "--rate",
+        "--slo": "--ttft-p95 500ms --tpot-p95 50ms",
+        "--tpot": "--tpot-p95 50ms",
+        "--trace": "--workload",
+        "--ttft": "--ttft-p95 500ms",
+    }
 
     hf_config: Annotated[str | Path, Option("A Hugging Face config.json.", metavar="FILE")] = ""
     gpu: Annotated[

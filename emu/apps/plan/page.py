@@ -16,6 +16,8 @@ from emu.apps.plan.day import day_lines
 from emu.apps.plan.doubt import doubt_told
 from emu.apps.plan.words import (
     bounds_text,
+    chosen_text,
+    drawn_text,
     headroom_text,
     refused_kinds,
     survivor_lines,
@@ -26,6 +28,7 @@ from emu.report.page.chart import PALETTE, Axis, Chart, Limit, Series
 from emu.report.page.pages import page
 from emu.report.table import number
 
+PAGE: Final = "report.html"
 _BINS: Final = 12
 _CLUSTERS_MAX: Final = 12
 _ROW_PX: Final = 26
@@ -59,10 +62,11 @@ def write_page(answer: Answer, directory: Path) -> Path:
         head=_head(answer),
         rows=[_cells(row, answer) for row in [*answer.rows, *answer.others]],
         refused=[(why, ", ".join(layouts)) for why, layouts in refused_kinds(answer)],
+        chosen=chosen_text(answer),
         flags=flags.read_text(encoding="utf-8") if flags.is_file() else "",
         files=", ".join(sorted(path.name for path in directory.glob("*.[ty][oa]ml"))),
     )
-    path = directory / "report.html"
+    path = directory / PAGE
     write_text(path, text)
     return path
 
@@ -81,7 +85,9 @@ def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
         tiles.append(("meets with 50 %", _gpus_text(row), row.label))
     if answer.survivor is not None:
         row = answer.survivor
-        tiles.append((f"survives a lost {answer.survive}", _gpus_text(row), row.label))
+        price = f", {row.cost_per_h:,.2f} $/h" if answer.has_prices else ""
+        told = f"{row.label}{price}"
+        tiles.append((f"survives a lost {answer.survive}", _gpus_text(row), told))
     if answer.has_prices:
         tiles.append(("price", f"{best.cost_per_h:,.2f} $/h", f"{best.costs.per_year:,.0f} a year"))
     room = answer.headroom
@@ -125,7 +131,7 @@ def _cells(row: Ranked, answer: Answer) -> list[str]:
     cells.append(f"{row.cost_per_h:,.2f}")
     if answer.has_prices:
         cells += [f"{row.costs.per_million_in:.3g}", f"{row.costs.per_million_out:.3g}"]
-    cells.append(f"{row.met} of {row.of}" if row.of else "not drawn")
+    cells.append(f"{row.met} of {row.of}" if row.of else drawn_text(row))
     return cells + [_reading_text(reading) for reading in row.readings]
 
 
@@ -159,7 +165,7 @@ def _cost_chart(answer: Answer) -> list[Chart]:
             [row.of > 0 or not answer.median for row in rows],
         ),
         _Bars(
-            "engine as it is, not drawn",
+            "engine as it is",
             PALETTE[1],
             [bool(answer.median) and not row.of for row in rows],
         ),
@@ -193,10 +199,10 @@ def _cost_chart(answer: Answer) -> list[Chart]:
 
 
 def _short_label(label: str) -> str:
-    """`20 B200 6P+4D TP 2`: a name that fits beside a bar."""
+    """`20 B200 6P+4D TP 2`, `8 B200 4 colocated TP 2`: a name that fits beside a bar."""
     gpus, _, shape = label.partition(": ")
     words = gpus.replace(" x ", " ").split("-")[0]
-    return f"{words} {shape.replace(' colocated', 'C').replace(',', '')}"[:_LABEL_MAX]
+    return f"{words} {shape.replace(',', '')}"[:_LABEL_MAX]
 
 
 def _draw_charts(row: Ranked) -> list[Chart]:
@@ -222,8 +228,13 @@ def _histogram(index: int, reading: Reading) -> Chart:
         chart_id=f"draws{index}",
         section="sure",
         title=f"{reading.label} over {len(values)} draws of the engine",
-        x=Axis(title=reading.label, unit="ms", low=float(f"{low:.4g}"), high=float(f"{high:.4g}")),
-        y=Axis(title="draws", low=0),
+        x=Axis(
+            title=f"{reading.label}, ms",
+            unit="ms",
+            low=float(f"{low:.4g}"),
+            high=float(f"{high:.4g}"),
+        ),
+        y=Axis(title="draws", low=0, whole=True),
         limits=[Limit(axis="x", value=reading.limit_ms, text="limit")],
         series=[
             Series(name="draws", color=PALETTE[0], shape="line", x=x, y=y, area=True),

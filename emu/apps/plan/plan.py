@@ -28,6 +28,7 @@ from emu.apps.plan.survive import LOSSES
 from emu.apps.plan.traffic import traffic, wrong
 from emu.apps.shared.settings import settings_of
 from emu.apps.shared.watching import Watch
+from emu.config.suggestions import did_you_mean
 from emu.config.tables import Dtype
 from emu.documents import Document
 from emu.errors import InputError
@@ -61,6 +62,16 @@ _OPTIONS: Final = {
 """Key -> the option that says it."""
 _RATELESS: Final = ("all_at_once", "burst", "piecewise")
 """Processes of arrivals that have no one rate."""
+_OTHER_WORDS: Final = {
+    "gpu": "rank",
+    "host": "machine",
+    "node": "machine",
+    "server": "machine",
+    "aggregated": "colocated",
+    "pd": "disaggregated",
+    "split": "disaggregated",
+}
+"""What others call a loss and a mode."""
 _WHOLE: Final = ("model", "nodes", "nodes.0", "workload", "workload.synthetic")
 """Tables that hold keys of the plan's own."""
 
@@ -230,7 +241,8 @@ def _words(
     words = tuple(dict.fromkeys(given)) or tuple(default)
     for word in words:
         if word not in known:
-            raise wrong(option, f"unknown {word!r}; there are {', '.join(known)}")
+            hint = did_you_mean(_OTHER_WORDS.get(word, word), known)
+            raise wrong(option, f"unknown {word!r}; there are {', '.join(known)}{hint}")
     return words
 
 

@@ -29,6 +29,18 @@ METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2e
 STATISTICS: Final[Mapping[str, str]] = {"p50": "median", "p95": "p95", "p99": "p99"}
 OBJECTIVES: Final = tuple(f"{metric}_{at}" for metric in METRICS for at in STATISTICS)
 _COUNTED: Final = re.compile(r"(\d+) ?[x*] ?(.+)")
+_COMMA: Final = re.compile(r"([^=,]+=\d+),(\d+)")
+"""A price as most of Europe writes it."""
+_OTHER_UNITS: Final[Mapping[str, str]] = {
+    "msec": "ms",
+    "millis": "ms",
+    "sec": "s",
+    "secs": "s",
+    "seconds": "s",
+    "min": "m",
+    "minutes": "m",
+    "hours": "h",
+}
 _UNITS_MS: Final[Mapping[str, float]] = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
 
 
@@ -160,6 +172,8 @@ def _gpu_kind(text: str) -> tuple[GpuSpec, tuple[float | None, float], int]:
     """NAME[=PRICE[/ON_DEMAND]][:COUNT]; the prices, None without."""
     rest, colon, count_text = text.partition(":")
     name, equals, price_text = rest.partition("=")
+    if found := _COMMA.fullmatch(text):
+        raise wrong("--gpu", f"{text!r}: write {found[1]}.{found[2]}")
     if "," in text:
         each = " ".join(f"--gpu {one.strip()}" for one in text.split(",") if one.strip())
         raise wrong("--gpu", f"{text!r}: one kind at a time: {each}")
@@ -209,7 +223,10 @@ def duration_ms(text: str | float, option: str) -> float:
     given = str(text).strip()
     unit = given.lstrip("0123456789.+-eE ")
     if unit not in _UNITS_MS:
-        problem = f"has no unit {unit!r}" if unit else "needs a unit"
+        if unit in _OTHER_UNITS:
+            number = given.removesuffix(unit).strip()
+            raise wrong(option, f"{given!r}: write {number}{_OTHER_UNITS[unit]}")
+        problem = f"has no unit that is known ({unit!r})" if unit else "needs a unit"
         raise wrong(option, f"{given!r} {problem}: 500ms, 0.5s, 10m or 2h")
     value = _positive(given.removesuffix(unit), option, f"duration {given!r}")
     return value * _UNITS_MS[unit]
@@ -221,5 +238,6 @@ def _positive(text: str, option: str, what: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise wrong(option, f"{what}: expected a positive number")
+        hint = "; write the number alone, in any currency" if text[:1] in ("$", "€", "£") else ""
+        raise wrong(option, f"{what}: expected a positive number{hint}")
     return value

@@ -34,7 +34,10 @@ def lines_of(answer: Answer) -> list[str]:
     lines.append(_row_text(best, answer))
     lines += [f"cost: {'; '.join(costs_told(best.costs))}"] if costs_told(best.costs) else []
     lines += [f"as cheap: {_row_text(row, answer)}" for row in others[:3]]
-    lines += [f"next, not drawn: {_row_text(row, answer)}" for row in answer.others[:3]]
+    lines += [
+        f"next, {'in too few draws' if row.is_missed else 'not drawn'}: {_row_text(row, answer)}"
+        for row in answer.others[:3]
+    ]
     lines.append(f"headroom: {headroom_text(answer.headroom)}")
     if answer.doubt is not None:
         lines.append(doubt_told(answer.doubt))
@@ -64,6 +67,18 @@ def _some(layouts: list[str]) -> str:
 def sure_text(row: Ranked) -> str:
     """`24 x B200: 6P+6D, TP 2 (19 of 20 draws)`."""
     return f"{row.label} ({row.met} of {row.of} draws)" if row.of else row.label
+
+
+def chosen_text(answer: Answer) -> str:
+    """Which cluster the files hold: the survivor, where one was asked for."""
+    if answer.survivor is None:
+        return answer.rows[0].label
+    return f"{answer.survivor.label}, which survives the loss of a {answer.survive}"
+
+
+def drawn_text(row: Ranked) -> str:
+    """What the draws said of a cluster that is not among the answers."""
+    return "too few" if row.is_missed else "not drawn"
 
 
 def headroom_text(room: Headroom) -> str:

@@ -77,14 +77,15 @@ class FileTokenizer:
 
     def __init__(self, path: Path) -> None:
         """Raises InputError if it cannot be read, or has no words to make filler text of."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            problem = "no such file; give a tokenizer.json, or leave it out: a token is a byte then"
+            raise InputError(str(path), None, "--tokenizer", problem)
         try:
             from tokenizers import Tokenizer as Reader
         except ImportError:
             problem = f"needs the extra 'tokenizers' ({install_hint('tokenizers')})"
             raise InputError(str(path), None, "--tokenizer", problem) from None
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            raise InputError(str(path), None, "--tokenizer", "no such file")
         try:
             self._reader = Reader.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for a bad file

@@ -89,7 +89,11 @@ class Speculative(Feature):
             "policy {policy} has no speculative decoding; vllm, sglang and tensorrt-llm have",
         ),
         Conflict(
-            STAGES, "replicas.pipeline_parallel", "speculative decoding runs on one pipeline stage"
+            STAGES,
+            "replicas.pipeline_parallel",
+            # vLLM's issue 49355 and pull request 55623; SGLang's `server_args.py`.
+            "speculative decoding runs on one pipeline stage: SGLang's server refuses pipelines, in"
+            " vLLM multi-token prediction fails there, and its EAGLE-3 is not modeled there",
         ),
         Conflict(
             OTHER_BACKEND,

@@ -46,6 +46,8 @@ class Axis(Part, kw_only=True, omit_defaults=True):
     names: list[str] | None = None
     """Categories, instead of numbers."""
     inverse: bool = False
+    whole: bool = False
+    """It counts: labels are whole numbers."""
 
 
 class Series(Part, kw_only=True, omit_defaults=True):

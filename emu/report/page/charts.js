@@ -60,6 +60,7 @@ const emuCharts = (function () {
       min: it.low === undefined ? undefined : it.low,
       max: it.high === undefined ? undefined : it.high,
       scale: Boolean(it.log),
+      minInterval: it.whole ? 1 : undefined,
       axisLine: { lineStyle: { color: colours.line } },
       axisTick: { show: false, customValues: it.log ? ticks(it.low, it.high) : undefined },
       axisLabel: {

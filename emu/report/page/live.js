@@ -75,29 +75,47 @@ function makeReplicas() {
     card.className = "replica"; card.type = "button";
     card.innerHTML = dense ? String(id)
       : `<b><span>${id}</span><span class="name"></span></b><div class="soft"></div><div class="meter"><i></i></div>`;
-    card.onclick = () => { chosen = id; replicas(last.replicas); commands(true); };
+    card.onclick = () => { chosen = id; replicas(last.replicas, true); commands(true); };
+    card.onpointerenter = () => { if (last) card.title = told(last.replicas[id]); };
     box.append(card);
   }
 }
 makeReplicas();
 
-function replicas(list) {
+const told = (r) => `replica ${r.id}${port(r)}: ${r.state}, ${r.running} running, ${r.waiting} waiting, KV ${(100 * r.blocks_used / (r.blocks_total || 1)).toFixed(1)} %, `
+  + `${r.gpus} GPU${r.gpus > 1 ? "s" : ""} of machine ${r.machine}` + (r.slowdown !== 1 ? `, iterations take ${+r.slowdown.toPrecision(3)} times as long` : "");
+
+function replicas(list, now) {
+  const counts = {};
+  for (const r of list) counts[r.state] = (counts[r.state] || 0) + 1;
+  put("legend", Object.keys(counts).sort().map((n) => `<span><i style="background:${color(n)}"></i>${counts[n]} ${n}</span>`).join(""), true);
+  if (!counted && document.activeElement !== $("count")) $("count").value = serving();
+  commands(false);
+  const states = dense ? list.map((r) => r.state).join() : "";
+  if (now || !dense || states !== shaded || (Date.now() >= shadedMs + REST_MS + 900 && isSeen($("replicas")))) shade(list);
+  shaded = states;
+}
+
+// Hundreds of tiles are shaded as often as charts are drawn, while they are on the screen, and when
+// a state changes.
+let shadedMs = 0, shaded = "";
+const isSeen = (part) => { const at = part.getBoundingClientRect(); return at.bottom > 0 && at.top < innerHeight; };
+function shade(list) {
+  shadedMs = Date.now();
   const box = $("replicas");
-  const shade = $("shade").value;
-  const value = (r) => shade === "kv" ? 100 * r.blocks_used / (r.blocks_total || 1) : r[shade];
+  const by = $("shade").value;
+  const value = (r) => by === "kv" ? 100 * r.blocks_used / (r.blocks_total || 1) : r[by];
   const top = Math.max(...list.map(value));  // shades are relative, or a quiet cluster looks all the same
-  put("top", top ? `full: ${shade === "kv" ? round(top) + " % of the KV" : top + " " + shade}` : "");
+  put("top", top ? `full: ${by === "kv" ? round(top) + " % of the KV" : top + " " + by}` : "");
   arrange(list);
   for (const r of list) {
-    const part = top ? Math.round(20 * value(r) / top) * 5 : 0;  // steps that an eye can tell apart
-    const key = [r.state, r.running, r.waiting, part, r.slowdown, r.id === chosen].join();
+    const part = top ? Math.round(10 * value(r) / top) * 10 : 0;  // steps that an eye can tell apart
+    const key = [r.state, part, r.id === chosen, ...(dense ? [] : [r.running, r.waiting, r.slowdown])].join();
     const card = box.children[r.id];
     if (card.shown === key) continue;
     card.shown = key;
     card.style.setProperty("--state", color(r.state));
     card.classList.toggle("chosen", r.id === chosen);
-    card.title = `replica ${r.id}${port(r)}: ${r.state}, ${r.running} running, ${r.waiting} waiting, KV ${(100 * r.blocks_used / (r.blocks_total || 1)).toFixed(1)} %, `
-      + `${r.gpus} GPU${r.gpus > 1 ? "s" : ""} of machine ${r.machine}` + (r.slowdown !== 1 ? `, iterations take ${+r.slowdown.toPrecision(3)} times as long` : "");
     if (dense) { card.style.setProperty("--part", part + "%"); continue; }
     const [title, text, meter] = card.children;
     const factor = +r.slowdown.toPrecision(3);
@@ -106,21 +124,17 @@ function replicas(list) {
     text.textContent = `${r.running} running, ${r.waiting} waiting`;
     meter.firstChild.style.width = part + "%";
   }
-  const counts = {};
-  for (const r of list) counts[r.state] = (counts[r.state] || 0) + 1;
-  put("legend", Object.keys(counts).sort().map((n) => `<span><i style="background:${color(n)}"></i>${counts[n]} ${n}</span>`).join(""), true);
-  if (!counted && document.activeElement !== $("count")) $("count").value = serving();
-  commands(false);
 }
 const port = (r) => facts.ports.length ? ` on port ${facts.ports[r.id]} (${["inactive", "failed"].includes(r.state) ? "refuses" : "listens"})` : "";
 
-// The worst stand first in their group; the order changes every five seconds at most.
+// The worst stand first in their group; the order changes every five seconds at most, of tiles every
+// ten.
 const GROUPS = ["failed", "colocated", "prefill", "decode", "loading", "draining", "spare", "inactive"];
 const badness = (r) => (r.state === "failed" ? 1e9 : 0) + (r.slowdown > 1 ? 1e6 * r.slowdown : 0) + 1e3 * r.waiting + 100 * r.blocks_used / (r.blocks_total || 1);
 const heads = new Map();
 let arranged = 0, counted = false;
 function arrange(list) {
-  if (Date.now() < arranged + 5000) return;
+  if (Date.now() < arranged + (dense ? 10000 : 5000)) return;
   arranged = Date.now();
   const by = $("group").value, groups = new Map();
   for (const r of [...list].sort((a, b) => badness(b) - badness(a) || a.id - b.id)) {
@@ -134,7 +148,10 @@ function arrange(list) {
   for (const [key, members] of [...groups].sort(([a], [b]) => place(a) - place(b))) {
     if (key) heading(key, order, members);
     order += 1;
-    for (const r of members) $("replicas").children[r.id].style.order = String(order++);
+    for (const r of members) {
+      const place = String(order++), style = $("replicas").children[r.id].style;
+      if (style.order !== place) style.order = place;
+    }
   }
 }
 function heading(key, order, members) {
@@ -276,8 +293,8 @@ function drawSpan(span, points) {
   const x = points.map((p) => p.at_s), of = (key, scale) => points.map((p) => p[key] === null || p[key] === undefined ? null : p[key] * (scale || 1));
   const line = (name, key, color, more) => ({ name, color, x, y: of(key, more && more.scale), ...more });
   const chart = (id, series, more) => {
-    const at = $(id).getBoundingClientRect();  // what is not on the screen is drawn when it comes there
-    if (at.bottom > 0 && at.top < innerHeight) emuCharts.draw({ id, legend: true, marks: marks.filter((m) => m.x >= span.low && m.x <= span.high), x: span, y: { low: 0 }, series, ...more });
+    // What is not on the screen is drawn when it comes there.
+    if (isSeen($(id))) emuCharts.draw({ id, legend: true, marks: marks.filter((m) => m.x >= span.low && m.x <= span.high), x: span, y: { low: 0 }, series, ...more });
   };
   for (const name of ["ttft", "tpot"]) {
     const hasClients = name === "ttft" && points.some((p) => p.seen_ttft_p50_ms > 1.1 * p.ttft_p50_ms + 5);
@@ -394,7 +411,7 @@ const roleOf = (state) => state.startsWith("shutting") || state.startsWith("load
 if (!facts.is_disaggregated) $("role").value = "colocated";
 const scale = (n) => post("scale", { role: $("role").value, replicas: Math.max(0, n) }, (r) => `${r.replicas} ${r.role} replicas, ${r.commands.length} commands`);
 $("count").oninput = () => { counted = true; };
-$("role").onchange = () => { counted = false; if (last) replicas(last.replicas); };
+$("role").onchange = () => { counted = false; if (last) replicas(last.replicas, true); };
 $("scale").onsubmit = (e) => { e.preventDefault(); scale(number("count")); };
 const serving = () => last ? last.replicas.filter((r) => roleOf(r.state) === $("role").value).length : 0;
 $("more").onclick = () => scale(serving() + 1);
@@ -410,8 +427,8 @@ $("slowing").onsubmit = (e) => {
   post("knobs", { latency_factors: { [of]: factor } }, () => `latency of ${of} times ${factor}`);
 };
 $("pacing").onsubmit = (e) => { e.preventDefault(); post("knobs", { speed: number("newspeed") }, (r) => `speed ${r.speed}`); };
-$("shade").onchange = () => { if (last) replicas(last.replicas); };
-$("group").onchange = () => { arranged = 0; if (last) replicas(last.replicas); };
+$("shade").onchange = () => { if (last) replicas(last.replicas, true); };
+$("group").onchange = () => { arranged = 0; if (last) replicas(last.replicas, true); };
 
 const named = Object.entries(facts.slo).filter(([, v]) => v).map(([k, v]) => `${k.replace("_ms", "").toUpperCase()} ${v}`);
 goals = named.length ? named.join(", ") + " ms; 30 s" : "no objectives in [slo]";

@@ -5,8 +5,8 @@
 
 Each seed is three worlds: a whole `emu serve` with its clients (`server.py`), threads that use types
 for the first time, and runs that start in one directory (`races.py`). One seed in fifty is run
-twice, and must repeat its history. `--without` takes a repair out again: the seeds must then find
-the defect that it cured. Exit status 4 if something was found.
+twice, and must repeat its history. `--without` takes a repair out again: the worlds that found the
+defect that it cured must then find it, and end with that. Exit status 4 if something was found.
 """
 
 from __future__ import annotations
@@ -86,13 +86,17 @@ def main() -> int:
     seeds = range(int(first), int(last or int(first) + 1))
     started_s, found = time.monotonic(), 0
     out: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    worlds: Mapping[str, World] = WORLDS
     if arguments.without:
-        out = REPAIRS[arguments.without][1]()
+        world, repair = REPAIRS[arguments.without]
+        out, worlds = repair(), {world: WORLDS[world]}
     with out:
-        for seed, problem in findings(seeds):
+        for seed, problem in findings(seeds, worlds):
             found += 1
             if found <= 20:
                 print(f"seed {seed}: {problem}", flush=True)
+            if arguments.without:
+                break
     print(f"{len(seeds):,} seeds, {found} findings, {time.monotonic() - started_s:.0f} s")
     return 4 if found else 0
 

@@ -60,6 +60,11 @@ class Slots:
                 place.append(name)
         return found
 
+    @property
+    def on_gpu(self) -> frozenset[str]:
+        """Those that have a slot."""
+        return frozenset(self._gpu)
+
     def clear(self) -> None:
         """Its process has ended."""
         self._gpu.clear()
@@ -74,6 +79,8 @@ class Beside:
         self._adapter = _adapters_of(tape, lines)
         self._slots: dict[int, Slots] = {}
         self._of_step: dict[tuple[int, int], Spent] = {}
+        self._on_gpu: dict[tuple[int, int], frozenset[str]] = {}
+        """Adapters of a replica once a batch of it has been formed."""
         self._counts: Counter[str] = Counter()
         self._got: Counter[int] = Counter()
         self._share = 0.0
@@ -84,6 +91,14 @@ class Beside:
     def spent(self, replica: int, batch: int) -> Spent:
         """What a batch did beside its tokens."""
         return self._of_step.get((replica, batch), NOTHING)
+
+    def adapters_after(self, replica: int, batch: int) -> frozenset[str]:
+        """Adapters on the GPU once this batch has been formed."""
+        return self._on_gpu.get((replica, batch), frozenset())
+
+    def adapter_of(self, request: int) -> str | None:
+        """The adapter that a request names; None where lines do not say it."""
+        return None if self._adapter is None else self._adapter.get(request, "")
 
     def knows(self, seat: Seat) -> bool:
         """Whether all that its steps do beside their tokens is followed here."""
@@ -157,6 +172,7 @@ class Beside:
                 if name:
                     needed[name] += new
             found = slots.use(list(needed))
+            self._on_gpu[replica, record["batch"]] = slots.on_gpu
             self._counts += found
             tape.count("adapters")
             if len(needed) > keys_of(seat.scheduler)["max_loras"]:

@@ -30,7 +30,10 @@ from emu.apps.chaos.truth.remembered import Remembered, said_in
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
-from emu.apps.chaos.truth.series import judge_series, judge_waits
+from emu.apps.chaos.truth.series import Series, judge_waits
+from emu.apps.chaos.truth.sharing import judge_sharing
+from emu.apps.chaos.truth.standing import Standing, judge_lists
+from emu.apps.chaos.truth.sums import judge_execution, judge_sessions, judge_sums
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers
 from emu.apps.chaos.truth.variation import judge_variation
@@ -51,6 +54,10 @@ class Written(NamedTuple):
     summary: DocumentView
     series: Sequence[Mapping[str, str]] = ()
     """Of timeseries.csv."""
+    replicas: Sequence[Mapping[str, str]] = ()
+    """Of replicas.csv."""
+    transitions: Sequence[Mapping[str, str]] = ()
+    marks: Sequence[Mapping[str, str]] = ()
 
 
 def truth_of(
@@ -75,7 +82,7 @@ def truth_of(
     Fair(tape).judge()
     remembered = Remembered(tape, said)
     remembered.judge()
-    Routing(tape, remembered.matched).judge()
+    Routing(tape, remembered.matched, beside).judge()
     Handover(tape).judge()
     Leaving(tape).judge()
     Doors(tape).judge()
@@ -86,16 +93,23 @@ def truth_of(
     judge_clients(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
+    judge_sharing(tape)
     Planners(tape).judge()
     Deadlines(tape).judge()
     if written is not None:
         Figures(tape).judge(written.rows, written.summary)
-        judge_series(tape, written.series)
+        Series(tape, written.rows).judge(written.series)
+        if written.transitions:
+            Standing(tape).judge(written.series, written.replicas)
+            judge_lists(tape, written.transitions, written.marks)
         judge_waits(tape, written.rows, written.summary)
+        judge_sums(tape, written.rows, written.summary)
+        judge_execution(tape, written.rows)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)
         if written.lines:
+            judge_sessions(tape, written.lines, written.rows)
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)
     return tape

@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from emu.apps.chaos.truth.tape import Record, Tape
+from emu.apps.chaos.truth.beside import Beside
+from emu.apps.chaos.truth.tape import Record, Tape, keys_of
 from emu.config.schema import (
     LeastOutstandingTable,
     LoadTable,
+    LoraAffinityTable,
     PrefixAwareTable,
     RoundRobinTable,
     RouterTable,
@@ -31,9 +33,12 @@ Matched = Mapping[tuple[int, int], Mapping[int, int]]
 class Routing:
     """All choices of the routers of one run."""
 
-    def __init__(self, tape: Tape, matched: Matched) -> None:
+    def __init__(self, tape: Tape, matched: Matched, beside: Beside) -> None:
         self._tape = tape
         self._matched = matched
+        self._beside = beside
+        self._adapters: dict[int, frozenset[str]] = defaultdict(frozenset)
+        """On the GPU of each replica."""
         self._states = {seat.replica: seat.role for seat in tape.seats}
         self._waiting: dict[int, set[int]] = defaultdict(set)
         self._running: dict[int, set[int]] = defaultdict(set)
@@ -49,7 +54,7 @@ class Routing:
     def judge(self) -> None:
         """Replay where requests were."""
         router = self._tape.config.router
-        if type(router) not in (RoundRobinTable, PrefixAwareTable, *_WEIGHTS):
+        if type(router) not in (RoundRobinTable, PrefixAwareTable, LoraAffinityTable, *_WEIGHTS):
             return
         if self._delay_ns and (type(router) not in _WEIGHTS or self._tape.by_event["state"]):
             return
@@ -93,6 +98,7 @@ class Routing:
         if record["to"] in ("failed", "inactive"):
             self._waiting[replica].clear()
             self._running[replica].clear()
+            self._adapters.pop(replica, None)
 
     def _ended(self, record: Record) -> None:
         if record["row"] not in self._queued_rows:
@@ -120,6 +126,7 @@ class Routing:
         for row in record.get("preempted", ()):
             self._running[replica].discard(row)
             self._waiting[replica].add(row)
+        self._adapters[replica] = self._beside.adapters_after(replica, record["batch"])
 
     def _tokens(self, record: Record) -> None:
         replica = record["replica"]
@@ -149,6 +156,8 @@ class Routing:
             self._least(policy, record, open_, where)
         elif policy is PrefixAwareTable:
             self._longest(record, open_, where)
+        elif policy is LoraAffinityTable:
+            self._nearest(record, open_, where)
         if len(open_) > 1:
             self._last[served] = replica
         self._leave(row)
@@ -183,3 +192,21 @@ class Routing:
         self._tape.count("longest_prefix")
         if record["replica"] != best:
             self._tape.say(f"T5: {where}, {best} is best: {matched} of {prompt}, loads {loads}")
+
+    def _nearest(self, record: Record, open_: list[int], where: str) -> None:
+        """The least loaded of the replicas with the adapter and a place gets it, else of all."""
+        adapter = self._beside.adapter_of(self._tape.arrived[record["row"]]["request"])
+        if adapter is None:
+            return
+        loads = {r: 4 * len(self._waiting[r]) + len(self._running[r]) for r in open_}
+        fits = {
+            r: bool(adapter)
+            and adapter in self._adapters[r]
+            and len(self._waiting[r]) + len(self._running[r])
+            < (keys_of(self._tape.seats[r].scheduler).get("max_num_seqs") or 0)
+            for r in open_
+        }
+        best = min(open_, key=lambda other: (not fits[other], loads[other], other))
+        self._tape.count("nearest_adapter")
+        if record["replica"] != best:
+            self._tape.say(f"T5: {where}, {best} is best: {fits}, loads {loads}")

@@ -14,7 +14,7 @@ from emu.documents import DocumentView
 
 Record = DocumentView
 FOREVER_NS: Final = 1 << 62
-MAX_PROBLEMS: Final = 12
+MAX_PROBLEMS: Final = 24
 
 
 def keys_of(table: msgspec.Struct) -> DocumentView:

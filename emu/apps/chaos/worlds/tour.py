@@ -1,4 +1,4 @@
-"""A tour: each sixth seed is a small world of the next part that drawn worlds seldom enter.
+"""A tour: each fourth seed is a small world of the next part that drawn worlds seldom enter.
 
 Which part comes is counted, not drawn, so that three hundred seeds see each of them three times or
 more: each feature alone, prompts that wait for more prompts, tokens that leave in groups, models
@@ -27,6 +27,17 @@ from emu.apps.chaos.worlds.narrow import (
     waits_for_prompts,
 )
 from emu.apps.chaos.worlds.policies import SCHEDULERS, pool_scaling
+from emu.apps.chaos.worlds.visits import (
+    known_prompts,
+    known_there,
+    layers,
+    over_machines,
+    rounds,
+    shared_gpus,
+    struck_links,
+    tenants,
+    waves,
+)
 from emu.config.kinds import KINDS
 from emu.config.schema import (
     RooflineTable,
@@ -38,8 +49,8 @@ from emu.config.tables import tag_of
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
-EVERY: Final = 6
-_AT: Final = 4
+EVERY: Final = 4
+_AT: Final = 2
 Stop = Callable[[Rng, Tables], list[Tables]]
 
 
@@ -65,6 +76,8 @@ def _stops() -> Sequence[Stop]:
         _made,
         _pods,
         _outside,
+        *(rounds, tenants, known_prompts, known_there, layers, waves, struck_links),
+        *(over_machines, shared_gpus),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 
 from emu.apps.fidelity.options import FidelityOptions
 from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
+from emu.apps.fidelity.points.doubt import doubted
 from emu.apps.fidelity.points.intervals import Interval, intervals_of
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import (
@@ -44,6 +46,7 @@ counts: one for all points of a series."""
 DRAFTED: Final = 0.75
 """Where no drafts can be emulated, a series below this part is left out as one that had some: they
 shorten a token's time to 0.4 to 0.7."""
+_TOLD_EVERY: Final = 25
 TAKEN_AS_DRAFTED: Final = (
     "series of unknown drafts, below 0.75 of TPOT without: taken to have them, not emulated"
 )
@@ -99,8 +102,16 @@ class PointBoard(msgspec.Struct, frozen=True):
 
 
 GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
-    "source": lambda row: "doubtful sources" if row.point.is_doubtful else "other sources",
+    "doubt": lambda row: row.point.doubt or "none",
     "engine": lambda row: row.point.engine,
+    "engine, servers, drafts, doubt": lambda row: ", ".join(
+        (
+            row.point.engine,
+            "one server" if len(row.point.servers) == 1 else "prefill and decode apart",
+            "no drafts" if row.point.drafts != UNKNOWN else "drafts not stated",
+            "doubted" if row.point.is_doubtful else "not doubted",
+        )
+    ),
     "GPU": lambda row: row.point.gpu,
     "precision": lambda row: row.point.precision or "as published",
     "kind": lambda row: row.kind,
@@ -224,23 +235,24 @@ def _choose_drafts(
         if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
     ]
     best = {job.point.series: (_off(plain[job.point.series]), 0) for job in able}
-    tried: dict[int, dict[str, Emulated]] = {}
     for drafts in sorted({n for job in able for n in recipe_of(job.point).drafts if n}):
         again = [
-            msgspec.structs.replace(job, drafts=drafts)
+            msgspec.structs.replace(job, drafts=drafts, is_trial=True)
             for job in able
             if drafts in recipe_of(job.point).drafts
         ]
-        tried[drafts] = {one.point_id: one for one in _emulated(again, processes)}
-        for name, logs in _logs_by_series(again, tried[drafts]).items():
+        tried = {one.point_id: one for one in _emulated(again, processes)}
+        for name, logs in _logs_by_series(again, tried).items():
             drafted.discard(name)
             if _off(logs) < best[name][0]:
                 best[name] = _off(logs), drafts
     chosen = {name: drafts for name, (_, drafts) in best.items() if drafts}
-    for job in able:
-        drafts = chosen.get(job.point.series, 0)
-        if drafts:
-            found[job.point.point_id] = tried[drafts][job.point.point_id]
+    kept = [
+        msgspec.structs.replace(job, drafts=chosen[job.point.series])
+        for job in able
+        if job.point.series in chosen
+    ]
+    found.update({one.point_id: one for one in _emulated(kept, processes)})
     return chosen, drafted
 
 
@@ -267,6 +279,7 @@ def _found(
     for table in tables_below(directory):
         configs = table.parent / _CONFIGS
         read, left = read_points(table)
+        read = doubted(read)
         wanted = [p for p in read if _is_wanted((p.point_id, table.name), only)]
         points += wanted
         unread += [one for one in left if _is_wanted((one.run_id, table.name), only)]
@@ -279,10 +292,13 @@ def _is_wanted(names: Sequence[str], only: Sequence[str]) -> bool:
 
 
 def _emulated(jobs: Sequence[Job], processes: int) -> Iterable[Emulated]:
-    """The longest first: tokens in flight and rounds say how long one takes."""
+    """The longest first: tokens in flight and rounds say how long one takes. Says its progress."""
     ordered = sorted(jobs, key=lambda job: -job.point.clients * job.point.output_tokens)
     with pool_of(emulate, processes, None, lambda job: f"it was {job.point.point_id}") as pool:
-        yield from pool.results(ordered)
+        for number, found in enumerate(pool.results(ordered), 1):
+            if number % _TOLD_EVERY == 0:
+                print(f"{number} of {len(ordered)} points emulated", file=sys.stderr)
+            yield found
 
 
 def _peers(directory: Path) -> dict[str, dict[str, dict[str, float]]]:

@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
+from emu.apps.fidelity.points.configurator import Keys, configured_keys, is_configured
 from emu.apps.fidelity.points.table import UNKNOWN, Point
-
-Keys = dict[str, int | float | bool | str]
 
 _BLACKWELL: Final = ("B200", "B300", "GB200", "GB300")
 _ULTRA: Final = ("B300", "GB300")
@@ -64,7 +63,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def recipe_of(point: Point, drafts: int = 0) -> Recipe:
     """What a point's servers were started with; `drafts`: of each step, of those that may be."""
-    if point.load != "clients" or not point.is_random_text or len(point.servers) > 1:
+    if is_configured(point):
+        found = _configured(point)
+    elif point.load != "clients" or not point.is_random_text or len(point.servers) > 1:
         found = _untold(point, drafts)
     elif point.engine == "sglang":
         found = _sglang(point, drafts)
@@ -77,6 +78,15 @@ def recipe_of(point: Point, drafts: int = 0) -> Recipe:
         version=_version_of(point),
         drafts=found.drafts if point.drafts == UNKNOWN else (0,),
     )
+
+
+def _configured(point: Point) -> Recipe:
+    """One server as aiconfigurator's generator starts it (`configurator.py`)."""
+    if point.engine == "tensorrt-llm":
+        narrow = _is_blackwell(point) or point.precision in _NARROW
+    else:
+        narrow = _is_blackwell(point)
+    return Recipe(scheduler=configured_keys(point), narrow_kv=narrow)
 
 
 def _version_of(point: Point) -> str:
@@ -223,7 +233,7 @@ def _deepseek(point: Point, drafts: int) -> _Server:
     elif drafts:
         server = _Server(chunk=16_384, fraction=0.82, running=512, interval=30)
     else:
-        server = _Server(chunk=32_768, fraction=0.82, running=128, interval=30)
+        server = _Server(chunk=32_768, fraction=0.82, running=max(128, point.clients), interval=30)
     server.looks = _looks(point)
     if point.precision == "fp8" and point.measured_on >= "2026-02-05":
         server.drafts = (0, 2)

@@ -32,8 +32,6 @@ _TPOT: Final = ("tpot_ms", "mean_tpot_ms", "median_tpot_ms")
 _DRAWN_SOURCES: Final = ("inferencex",)
 """Sources whose clients draw random tokens, and lengths between 0.8 of the stated ones and these;
 others send text of fixed lengths."""
-_DOUBTFUL: Final = ("gap-analysis", "aic-gap-analysis")
-"""Words in the names of sources whose rows contradict their neighbors."""
 UNKNOWN: Final = "unknown"
 """What a table says of drafts that it knows nothing of."""
 _RAW: Final = re.compile(r"raw id says tp(\d+) ep(\d+)")
@@ -42,6 +40,10 @@ name of the measured run is right, as the same loads on the plain server show.""
 _MACHINES: Final = ("H100-SXM", "H200-SXM", "B200-SXM")
 _MACHINE_RANKS: Final = 8
 """GPUs of a machine of these kinds, which is all that one server of these sources has."""
+_RACKS: Final = ("GB200", "GB300")
+_EXPORT: Final = "inferencex"
+"""Its servers on racks are all of prefill and decode apart; columns that name one of tens of ranks
+have added them up."""
 _GPUS: Final = {"H100-SXM": "H100-SXM5-80GB", "B200": "B200-SXM-180GB"}
 """Names of GPUs that mean several in general, and one in these tables."""
 
@@ -88,11 +90,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
+    doubt: str = ""
+    """Why it may be wrong (`doubt.py`); empty = it is not doubted."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Its source's rows contradict their neighbors."""
-        return any(word in self.source for word in _DOUBTFUL)
+        """Whether it is shown apart, too."""
+        return bool(self.doubt)
 
     @property
     def is_random_text(self) -> bool:
@@ -244,6 +248,9 @@ def _servers(row: Mapping[str, str]) -> tuple[Servers, ...]:
     if once is not None:
         return (once,)
     found = _pool(row, "colocated", "")
+    is_rack = row["gpu"] in _RACKS and row.get("source", "").startswith(_EXPORT)
+    if is_rack and found.tensor_parallel > _MACHINE_RANKS:
+        raise _Left("servers of a rack added up: how many of which kind is not known")
     if not row.get("gpus", ""):
         raise _Left("number of GPUs not known")
     gpus = _whole(row, "gpus")
