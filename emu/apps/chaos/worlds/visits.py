@@ -175,8 +175,8 @@ def struck_links(rng: Rng, tables: Tables) -> list[Tables]:
         {"kind": "link_degrade", "factor": 0.5},
     )
     for place, (at_s, lasts_s) in enumerate(((0.005, 0.3), (0.02, 0.15), (0.05, 0.4))):
-        pair = {"source": int(rng.integers(prefills)), "destination": prefills}
-        if chance(rng, 0.6):
+        pair = {"source": 0 if place < 2 else prefills - 1, "destination": prefills}
+        if chance(rng, 0.8):
             cut = {"kind": "partition", "at_s": at_s, "duration_s": lasts_s}
             faults.append(cut | pair)
         end = (0, prefills)[place % 2]  # both ends of a pair are late at once
