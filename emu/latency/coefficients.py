@@ -94,6 +94,11 @@ class Products(msgspec.Struct, frozen=True, kw_only=True):
     quantize: float = 0.0
     """Bytes at the memory's rate that it takes to turn an element of the input into the type of
     the weights, in a kernel before the product; 0 = inputs stay as they are."""
+    step_us: float = 0.0
+    """Above 0 DeepGEMM's tiles (`kernels/tiles.py`): of each 128 inner elements of a tile, beside
+    its arithmetic, of which `compute` is the part of the peak. `reuse` and `prologue` are 0."""
+    written_ps: float = 0.0
+    """Of each element of such a tile, to write it."""
 
     @property
     def large(self) -> float:
@@ -118,6 +123,8 @@ class Decodes(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks for each processor at which KV is read at half of that rate."""
     narrow: float
     """Times that 8-bit KV takes longer than its bytes."""
+    latent: str = ""
+    """The kernel of latent attention where an engine has its own (`kernels/attention.py`)."""
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,6 +336,10 @@ _MEASURED: Final[Mapping[str, str]] = {
 """Architecture -> the GPU whose surfaces its others take."""
 
 
+_LATENT: Final = {"sglang": "flash_attention"}
+"""Engines with a kernel of latent attention of their own, on the GPUs that it knows."""
+
+
 def kernels_of(gpu: GpuSpec, engine: str = "", release: str = "") -> Kernels:
     """A GPU's own set, if several of its architecture were measured; else its architecture's.
 
@@ -340,6 +351,9 @@ def kernels_of(gpu: GpuSpec, engine: str = "", release: str = "") -> Kernels:
     kernels = _kernels(next((name for name in names if name in sets), GENERIC))
     if not engine:
         return kernels
+    if engine in _LATENT:
+        decodes = msgspec.structs.replace(kernels.decodes, latent=_LATENT[engine])
+        kernels = msgspec.structs.replace(kernels, decodes=decodes)
     for name in (gpu.name, _MEASURED.get(gpu.architecture, "")):
         for known in (f"{name}.{engine}-{release}", f"{name}.{engine}"):
             if name and has_surfaces(known):

@@ -78,6 +78,7 @@ class Speculative(Feature):
         "configs/speculation.toml",
         "tests/corpus/seed-2770.toml",
         "tests/corpus/seed-3034.toml",
+        "tests/cluster/test_state_slots.py",
         "benchmarks/mtp.py",
         "benchmarks/vllm_blocks.py",
     )
@@ -89,7 +90,11 @@ class Speculative(Feature):
             "policy {policy} has no speculative decoding; vllm, sglang and tensorrt-llm have",
         ),
         Conflict(
-            STAGES, "replicas.pipeline_parallel", "speculative decoding runs on one pipeline stage"
+            STAGES,
+            "replicas.pipeline_parallel",
+            # vLLM's issue 49355 and pull request 55623; SGLang's `server_args.py`.
+            "speculative decoding runs on one pipeline stage: SGLang's server refuses pipelines, in"
+            " vLLM multi-token prediction fails there, and its EAGLE-3 is not modeled there",
         ),
         Conflict(
             OTHER_BACKEND,

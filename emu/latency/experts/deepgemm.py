@@ -4,7 +4,10 @@ Coefficients for the formulas of `emu/latency/kernels/`, fitted to kernel times 
 launch.
 
 Hopper: DeepGEMM's block-scaled fp8, from the tables that it publishes for an H800 (README at
-8002b76). Dense: the rows with 64 and 4,096 tokens were fitted, those with 128 left out. Grouped:
+8002b76). Dense: the library's own choice of tiles, the rows with 64 and 4,096 tokens fitted, those
+with 128 left out (+3 to -12 %), and so were 8-bit products of SGLang 0.5.14 on H100 and H200
+(aiconfigurator-core 0.12.0, gemm; 3 us of quantization added: median 8 and 9 %, p90 21 and 24 %,
+where the formula of other products had 31 and 37 %). Grouped:
 4 x 8,192, 1 x 1,024 and 4 x 256 rows were fitted, 8 x 4,096 and 2 x 512 left out, and so were
 those of SGLang's wide groups on H100 and H200, but for the launches and how fast weights are read
 (240 decodes, even loads; aiconfigurator-core 0.12.0, wideep_generation_moe: median 4 %, p90 6 to
@@ -31,12 +34,14 @@ from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Experts, Kernels, Products
 
 DENSE: Final = Products(
-    launch_us=2.28,
-    memory=0.844,
-    compute=0.92,
-    reuse=20.0,
-    prologue=416.7,
-    softness=3.637,
+    launch_us=0.89,
+    memory=0.782,
+    compute=0.993,
+    reuse=0.0,
+    prologue=0.0,
+    softness=6.84,
+    step_us=0.132,
+    written_ps=79.9,
     # Reads 16 bits, writes 8 and a scale for 128 elements, at four fifths of the memory's rate.
     quantize=3.03 / 0.8,
 )
@@ -71,6 +76,7 @@ GROUPED_NVFP4: Final = Experts(
 )
 _DENSE_BLACKWELL: Final = 0.9
 """Of the rate that the fitted formula of large products has."""
+_LAUNCH_BLACKWELL_US: Final = 2.28
 _FAMILY: Final = "fp8"
 
 
@@ -83,7 +89,7 @@ def with_deepgemm(kernels: Kernels, gpu: GpuSpec) -> Kernels:
         own = kernels.products[_FAMILY]
         dense = msgspec.structs.replace(
             own,
-            launch_us=DENSE.launch_us,
+            launch_us=_LAUNCH_BLACKWELL_US,
             compute=own.compute * _DENSE_BLACKWELL,
             quantize=DENSE.quantize,
         )

@@ -25,7 +25,7 @@ from benchmarks.wide_ep import (
 from emu.latency.base import BatchShape
 from emu.latency.experts.setting import ExpertSetting
 
-OFF = (1, 5, -1, 87, 7, 21, 20, 19, 7, 8, 66, 29, 20, 11, 8, -1)
+OFF = (0, -2, -8, 87, 7, 20, 20, 18, 6, 5, 65, 29, 20, 11, 8, -1)
 """Per cent, of each deployment. The fourth is a mean over a day: no capacity."""
 
 

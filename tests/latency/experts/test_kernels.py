@@ -20,6 +20,7 @@ from emu.latency.kernels.attention import AttentionCost
 from emu.latency.kernels.experts import Expert, block_rows, even_padded_rows, grouped_s
 from emu.latency.kernels.operations import Ops
 from emu.latency.kernels.products import arithmetic_s, soft_max
+from emu.latency.kernels.tiles import tile_of
 
 H100 = lookup_gpu("H100")
 MEMORY, PEAK = 3352e9, 1978.9e12
@@ -33,16 +34,18 @@ def dense_s(rows: int, columns: int, inner: int) -> float:
     return soft_max(memory_s, compute_s, DENSE.softness) + DENSE.launch_us * 1e-6
 
 
-# DeepGEMM, H800 (README at 8002b76): columns, inner, TFLOP/s at 64, 128 and 4,096 rows.
+# DeepGEMM, H800 (README at 8002b76): columns, inner, TFLOP/s at 64, 128 and 4,096 rows. Those with
+# 128 rows were left out of the fit.
 DENSE_ROWS = [
     (24576, 1536, (289, 535, 1125)),
     (32768, 512, (219, 358, 751)),
     (7168, 16384, (336, 645, 1426)),
     (4096, 7168, (287, 533, 1265)),
+    (2112, 7168, (206, 352, 1009)),
+    (7168, 2048, (295, 510, 1168)),
 ]
-# These two are off by up to a quarter at 64 and 128 rows (8 us): the first 20 per cent too fast,
-# the second as much too slow.
-FAR_ROWS = [(2112, 7168, (206, 352, 1009)), (7168, 2048, (295, 510, 1168))]
+FAR = {(32768, 128): 0.13, (2112, 4096): 0.14}
+"""Two of 18 are farther off: 4 steps in two waves, and columns of 144, which share no scales."""
 
 
 @pytest.mark.parametrize("row", DENSE_ROWS, ids=str)
@@ -50,17 +53,16 @@ def test_dense_block_scaled_products_are_deepgemms(row: tuple[int, int, tuple[in
     columns, inner, tflops = row
     for rows, rate in zip((64, 128, 4096), tflops, strict=True):
         published_s = 2 * rows * columns * inner / (rate * 1e12)
-        assert dense_s(rows, columns, inner) == pytest.approx(published_s, rel=0.06)
-
-
-@pytest.mark.parametrize("row", FAR_ROWS, ids=str)
-def test_small_products_of_two_shapes_are_farther_off(
-    row: tuple[int, int, tuple[int, ...]],
-) -> None:
-    columns, inner, tflops = row
-    for rows, rate, rel in zip((64, 128, 4096), tflops, (0.25, 0.24, 0.03), strict=True):
-        published_s = 2 * rows * columns * inner / (rate * 1e12)
+        rel = FAR.get((columns, rows), 0.10)
         assert dense_s(rows, columns, inner) == pytest.approx(published_s, rel=rel)
+
+
+def test_tiles_are_those_that_deepgemm_chooses() -> None:
+    # Fewest waves, then the fullest last one, then the least columns.
+    assert tile_of(64, 2112, 132) == (64, 16, 1)
+    assert tile_of(128, 7168, 132) == (128, 56, 1)
+    assert tile_of(4096, 2112, 132) == (128, 144, 4)
+    assert tile_of(4096, 7168, 132) == (128, 160, 11)
 
 
 @pytest.mark.parametrize(
@@ -158,27 +160,53 @@ def test_four_bit_experts_on_blackwell_are_flashinfers(
         assert found_s == pytest.approx(measured_us * 1e-6, rel=0.12)
 
 
+def test_latent_decodes_reach_what_flashmla_publishes() -> None:
+    # "Up to" 660 TFLOP/s and 3,000 GB/s; its longest test has 32,768 tokens.
+    sequences, tokens = 128, 32_768
+    flops = 2 * 128 * sequences * tokens * (576 + 512)
+    assert latent_s("H100", "", 128, sequences, tokens) == pytest.approx(flops / 660e12, rel=0.08)
+    read_s = sequences * tokens * 1152 / 3000e9
+    assert latent_s("H100", "", 16, sequences, tokens) == pytest.approx(read_s, rel=0.08)
+
+
+# FlashMLA's own test on an H100, 128 sequences of 4,096 tokens (issue 19): heads, us. Not fitted.
+@pytest.mark.parametrize(("heads", "us"), [(16, 215), (32, 218), (64, 223)])
+def test_latent_decodes_with_few_heads_are_flashmlas(heads: int, us: float) -> None:
+    assert latent_s("H100", "", heads, 128, 4096) == pytest.approx(us * 1e-6, rel=0.08)
+
+
+# FlashAttention 3 as SGLang 0.5.14 calls it, KV in 16 bits (aiconfigurator-core 0.12.0,
+# generation_mla): heads, sequences, tokens of each, us with the launch. 8 and 32 heads: not fitted.
 @pytest.mark.parametrize(
-    ("heads_tp", "rate_tflops"), [(1, 660.0), (8, None)], ids=["128 heads", "16 heads"]
-)
-def test_latent_decodes_are_flashmlas(heads_tp: int, rate_tflops: float | None) -> None:
-    kernels, sequences, tokens = kernels_of(H100), 128, 4096
-    made = AttentionCost(
-        lookup_model("deepseek-ai/DeepSeek-V3"),
-        H100,
-        kernels.decodes,
-        kernels.prompts,
-        heads_tp,
-        "bfloat16",
-    )
-    line = made.decode_line(sequences)
-    found_s = line.start + line.slope * sequences * tokens
-    found_s -= sequences * made.absorbed_s  # before and behind the kernel
-    if rate_tflops is None:
-        published_s = sequences * tokens * 1152 / 3000e9
-    else:
-        published_s = 2 * 128 * sequences * tokens * (576 + 512) / (rate_tflops * 1e12)
-    assert found_s == pytest.approx(published_s, rel=0.08)
+    ("gpu", "heads", "sequences", "tokens", "us"),
+    [
+        ("H200", 16, 64, 4096, 92.1), ("H200", 16, 128, 8192, 289.5), ("H200", 128, 1, 4096, 21.7),
+        ("H200", 128, 16, 4096, 53.4), ("H200", 128, 64, 4096, 134.1),
+        ("H200", 128, 128, 8192, 497.8), ("H100", 128, 16, 4096, 58.5),
+        ("H100", 128, 64, 2048, 81.0), ("H100", 128, 128, 4096, 272.3),
+        ("H100", 128, 16, 65536, 507.2), ("H100", 64, 128, 8192, 420.7),
+        ("H200", 64, 64, 4096, 103.9),
+    ],
+)  # fmt: skip
+def test_latent_decodes_of_sglang_are_flash_attentions(
+    gpu: str, heads: int, sequences: int, tokens: int, us: float
+) -> None:
+    whole_s = latent_s(gpu, "sglang", heads, sequences, tokens, is_whole=True)
+    assert whole_s == pytest.approx(us * 1e-6, rel=0.15)
+
+
+def latent_s(
+    gpu: str, engine: str, heads: int, sequences: int, tokens: int, *, is_whole: bool = False
+) -> float:
+    """The kernel alone, or with its launch."""
+    spec = lookup_gpu(gpu)
+    kernels = kernels_of(spec, engine)
+    model = lookup_model("deepseek-ai/DeepSeek-V3")
+    made = AttentionCost(model, spec, kernels.decodes, kernels.prompts, 128 // heads, "bfloat16")
+    line, absorbed_s = made.decode_line(sequences), sequences * made.absorbed_s
+    if is_whole:
+        return made.whole_s(sequences, tokens) - absorbed_s
+    return line.start + line.slope * sequences * tokens - absorbed_s
 
 
 # TensorRT-LLM's generated kernel as SGLang 0.5.14 calls it (aiconfigurator-core 0.12.0,
