@@ -62,8 +62,9 @@ def _warn(warnings: Iterable[str]) -> None:
 def _warn_before(plan: Plan, workload: Workload) -> None:
     _warn(workload.notes.warnings)
     config = plan.config
+    is_short = bool(config.workload.path) and workload.count < config.workload.limit
     is_waiting = any(one.role == "inactive" for one in plan.replicas)
-    if config.router != LoadTable() or config.workload.limit or is_waiting:
+    if config.router != LoadTable() or is_short or is_waiting:
         from emu.runs.unused import unused_parts  # most runs have the default router alone
 
         _warn(unused_parts(config, plan, workload))

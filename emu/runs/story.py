@@ -90,7 +90,7 @@ def test_text(run: Path, standing: Standing, *, plugins: bool = False) -> str:
 def _doing(standing: Standing) -> str:
     doing = f"in flight: {standing.doing}"
     if standing.step_ends_ns >= 0:
-        doing += f" (at {_seconds(standing.step_ends_ns)})"
+        doing += f"; the iteration in flight ends at {_seconds(standing.step_ends_ns)}"
     if standing.is_paused and "stands still" not in standing.doing:
         doing += "; the process stands still"
     return doing
