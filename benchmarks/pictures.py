@@ -54,6 +54,8 @@ _WIDTH: Final = 1024
 _HEIGHTS: Final = {"report": 1900, "plan": 1150, "live": 1150}
 """Pixels of a page that its picture shows."""
 _LOADED: Final = "document.readyState === 'complete'"
+_DRAWN_MS: Final = 1500
+"""A page has drawn its charts again so long after its width has changed."""
 _LIVE_RATE_PER_S: Final = 8.0
 _LIVE_POINTS: Final = 20
 """Half seconds that the live page has shown before it is photographed."""
@@ -158,6 +160,7 @@ def _shoot(name: str, url: str, condition: str, here: Path) -> None:
             "Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **size
         )
         browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is below
+        browser.evaluate(f"new Promise((done) => setTimeout(done, {_DRAWN_MS}))")
         shot = browser.call("Page.captureScreenshot", format="png")["data"]
     (IMAGES / f"{name}.png").write_bytes(base64.b64decode(shot))
 

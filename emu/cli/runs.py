@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from emu.errors import InputError
 from emu.options.declare import Argument, Option, Options
 from emu.options.shared import Json, Quiet, Settings, output
-from emu.runs.options import DESCRIBES, RunOptions
+from emu.runs.options import RunOptions
 
 PLUGINS = "Run the code that the configuration of a directory names (read it before)."
 
@@ -17,9 +17,10 @@ PLUGINS = "Run the code that the configuration of a directory names (read it bef
 def run(options: RunOptions) -> int:
     """One run, or as many as seeds or draws ask for."""
     config = options.config
-    if config is not None:
-        for name, key in DESCRIBES.items():
-            options.refuse((name,), f"goes with --model, not with a file: there --set {key}")
+    if config is not None and (name := options.given_of(options.describing)):
+        from emu.config.ways_out import in_a_file
+
+        options.refuse((name,), in_a_file(name))
     output = options.output
     if config is None:
         from emu.apps.plan.plain import plain_config

@@ -13,6 +13,21 @@ _TRUTH: Final = dict.fromkeys(("true", "yes", "on"), "true") | dict.fromkeys(
     ("false", "no", "off"), "false"
 )
 
+_KEYS: Final = {
+    "model": "model.name=NAME",
+    "gpu": "nodes.0.gpu=NAME",
+    "replicas": "replicas.0.count=N",
+    "tensor_parallel": "replicas.0.tensor_parallel=N",
+    "workload": "workload.path=FILE",
+    "columns": "workload.columns=...",
+    "rate": "workload.rate_per_s=X (of a file) or workload.synthetic.arrivals.rate_per_s=X",
+    "prompt_tokens": "workload.synthetic.prompt.median=N",
+    "output_tokens": "workload.synthetic.output.median=N",
+    "preset": "workload.preset=NAME",
+    "requests": "workload.limit=N (of a file) or workload.synthetic.requests=N",
+}
+"""Options of `emu run` without a configuration -> the key that says the same."""
+
 
 def instead_of_number(text: str) -> str:
     """The way from `"100"`, `"1k"` and `"100Gbps"` to the number of a key."""
@@ -54,3 +69,8 @@ def instead_of_toml(source: str) -> str:
     if suffix in (".json", ".yaml", ".yml"):
         return "; a configuration is TOML (emu init writes one)"
     return ""
+
+
+def in_a_file(option: str) -> str:
+    """What says in a configuration what an option of `emu run` says without one."""
+    return f"goes with --model, not with a file: there --set {_KEYS[option]}"

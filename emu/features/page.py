@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
+import msgspec.inspect
 
-from emu.config.check import table_info
+from emu.config.check import struct_of, table_info
 from emu.config.docs import key_table
 from emu.documents import Document, DocumentView
 from emu.features.base import Feature
@@ -76,13 +77,22 @@ def conflict_of(one: Feature, other: Feature) -> Conflict | None:
     return conflict_with(one, module_of(other)) or conflict_with(other, module_of(one))
 
 
+def _keys(table: str, info: msgspec.inspect.StructType) -> Iterator[str]:
+    """The keys of a table, and of those in it."""
+    if rows := key_table(info):
+        yield f"\nKeys of `{table}`:\n{rows}"
+    for item in info.fields:
+        if inner := struct_of(item.type):
+            yield from _keys(f"{table[:-1]}.{item.encode_name}]", inner)
+
+
 def _section(feature: Feature) -> Iterator[str]:
     yield f"\n## {feature.name[0].upper()}{feature.name[1:]}\n\n{feature.summary}"
     yield f" See [{feature.guide}](../{feature.guide}).\n" if feature.guide else "\n"
     for table, keys in feature.keys:
         name = {"VllmTable": "[scheduler]", "WorkloadTable": "[workload]"}.get(table.__name__, "")
         if name:
-            yield f"\nKeys of `{name}`:\n{key_table(table_info(keys))}"
+            yield from _keys(name, table_info(keys))
     for word, reason in feature.forbids:
         yield f"\n{word}: {reason}.\n"
     if feature.conflicts:

@@ -30,6 +30,8 @@ class EagerCalls(NamedTuple):
     """Layers with latent attention."""
     mixtures: int = 0
     """Layers whose experts are several calls."""
+    states: int = 0
+    """Layers with a state of fixed size."""
 
     def host_ns(self, model: EngineModel) -> int:
         """Host time of an engine."""
@@ -38,6 +40,7 @@ class EagerCalls(NamedTuple):
             + self.operations * model.launch_ns
             + self.latent * model.eager_latent_ns
             + self.mixtures * model.eager_experts_ns
+            + self.states * model.eager_state_ns
         )
 
 
@@ -63,7 +66,8 @@ def eager_calls(spec: ModelSpec, tp: int, *, one_call: bool = False) -> EagerCal
             modules += mixtures * _MLP_MODULES
             operations += mixtures
     latent = spec.layers if spec.latent is not None else 0
-    return EagerCalls(modules, operations, latent, 0 if one_call else mixtures)
+    states = sum(layer.state is not None for layer in spec.special_layers)
+    return EagerCalls(modules, operations, latent, 0 if one_call else mixtures, states)
 
 
 _ONE_CALL_MODULES: Final = 6

@@ -90,6 +90,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layers, A800)."""
     eager_latent_ns: int = 0
     """More for a layer with latent attention: several products, with copies between them."""
+    eager_state_ns: int = 0
+    """More for a layer with a state: its convolution, gates, norms, and a scan in chunks of half a
+    dozen kernels."""
     eager_experts_whole: bool = False
     """Routing and experts of a layer are one module on other GPUs too, but for mxfp4 and where a
     shared expert stands beside them."""

@@ -142,12 +142,15 @@ class Options:
                 raise InputError(self.command, None, field.flags[0], problem)
             self.__dict__[name] = value
 
+    def given_of(self, names: Sequence[str]) -> str:
+        """The first of these options that is not as it is by default; empty if all are."""
+        fields = fields_of(type(self))
+        return next((one for one in names if self.__dict__[one] != fields[one].default), "")
+
     def refuse(self, names: Sequence[str], problem: str) -> None:
-        """Raises InputError for the first of these options that is not as it is by default: it has
-        no effect here."""
-        for field in (fields_of(type(self))[name] for name in names):
-            if self.__dict__[field.name] != field.default:
-                raise InputError(self.command, None, field.flags[0], problem)
+        """Raises InputError for the first of these options that was given: it has no effect."""
+        if name := self.given_of(names):
+            raise InputError(self.command, None, fields_of(type(self))[name].flags[0], problem)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"options do not change: {name}")

@@ -159,6 +159,8 @@ def _of_checkout() -> Finder | None:
             listed = [line.split("\t") for line in file.read().splitlines()]
     except OSError:
         return None
+    if os.path.isdir(os.path.join(directory, "emu", "kernel")):
+        return None  # of a revision that made an extension for each module
     compiled = [name for name, _, is_compiled, *_ in listed if is_compiled == "1"]
     edited = [
         (name, path)

@@ -237,13 +237,25 @@ def _classes(
             table[key] = f"{names.place(module)}:{kind}"
         if not found["files"]:
             would_run.append(table[key])
-    if would_run and not plugins:
-        files = list(dict.fromkeys(would_run))
+    if not plugins:
+        refuse_code(str(directory), would_run)
+    return reasons
+
+
+def code_named(config: Document) -> list[str]:
+    """Programs and classes of a user's own that a configuration names."""
+    classes = [table[key] for table, key in named_plugins(config)]
+    return [*named_programs(config), *classes]
+
+
+def refuse_code(directory: str, names: Sequence[str]) -> None:
+    """Raises InputError if a directory names code, which runs only where `--plugins` allows it."""
+    if names:
+        files = list(dict.fromkeys(names))
         told = ", ".join(files[:_FILES_TOLD])
         more = f" and {len(files) - _FILES_TOLD} more" if len(files) > _FILES_TOLD else ""
         problem = f"runs code that it names: {told}{more}; read it, then allow it with --plugins"
-        raise InputError(str(directory), None, "", problem)
-    return reasons
+        raise InputError(directory, None, "", problem)
 
 
 def _first_difference(old: Path, new: Path) -> str:

@@ -27,7 +27,7 @@ from emu.errors import InputError, LimitReached
 from emu.process.interrupts import scratch
 from emu.replica.view import ReplicaHandle
 from emu.report.history import History, Record
-from emu.runs.again import config_again
+from emu.runs.again import code_named, config_again, refuse_code
 from emu.units import s_to_ns
 from emu.world import Ports, World, emulate, prepare
 
@@ -101,4 +101,7 @@ def _config_of(run: Path, *, plugins: bool) -> tuple[Config, str]:
     replay = run / "replay.toml" if run.is_dir() else run
     if run.is_dir() and not replay.is_file():
         return config_again(run, plugins=plugins)
-    return load_config(replay), str(replay)
+    config = load_config(replay)
+    if run.is_dir() and not plugins:
+        refuse_code(str(run), code_named(msgspec.to_builtins(config)))
+    return config, str(replay)

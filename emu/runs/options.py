@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar
 
 from emu.options.declare import Argument, Option
 from emu.options.shared import Logged, Settings, Shown, Traffic, Workers, output
-
-DESCRIBES: Final = {
-    "model": "model.name=NAME",
-    "gpu": "nodes.0.gpu=NAME",
-    "replicas": "replicas.0.count=N",
-    "tensor_parallel": "replicas.0.tensor_parallel=N",
-    "workload": "workload.path=FILE",
-    "columns": "workload.columns=...",
-    "rate": "workload.rate_per_s=X (of a file) or workload.synthetic.arrivals.rate_per_s=X",
-    "prompt_tokens": "workload.synthetic.prompt.median=N",
-    "output_tokens": "workload.synthetic.output.median=N",
-    "preset": "workload.preset=NAME",
-    "requests": "workload.limit=N (of a file) or workload.synthetic.requests=N",
-}
-"""Options that say what is run where no configuration does, and the key that says the same."""
 
 
 class RunOptions(Traffic, Settings, Workers, Shown, Logged):
     """One run, several seeds or several draws of a configuration, or of what options describe."""
 
     command = "run"
+    describing: ClassVar = (
+        *("model", "gpu", "replicas", "tensor_parallel", "workload", "columns", "rate"),
+        *("prompt_tokens", "output_tokens", "preset", "requests"),
+    )
+    """What says what is run where no configuration does."""
 
     config: Annotated[
         Path | None,

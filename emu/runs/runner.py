@@ -61,10 +61,13 @@ def _warn(warnings: Iterable[str]) -> None:
 
 def _warn_before(plan: Plan, workload: Workload) -> None:
     _warn(workload.notes.warnings)
-    if plan.config.router != LoadTable() or any(one.role == "inactive" for one in plan.replicas):
+    config = plan.config
+    is_short = bool(config.workload.path) and workload.count < config.workload.limit
+    is_waiting = any(one.role == "inactive" for one in plan.replicas)
+    if config.router != LoadTable() or is_short or is_waiting:
         from emu.runs.unused import unused_parts  # most runs have the default router alone
 
-        _warn(unused_parts(plan.config, plan, workload))
+        _warn(unused_parts(config, plan, workload))
 
 
 def _warnings(world: World) -> Iterator[str]:

@@ -26,7 +26,7 @@ def story_command(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(standing)).decode())
     elif as_test:
-        print(test_text(run, standing), end="")
+        print(test_text(run, standing, plugins=plugins), end="")
     else:
         print("\n".join(story_lines(standing)))
     return 0
@@ -60,8 +60,9 @@ def story_lines(standing: Standing) -> list[str]:
     return lines
 
 
-def test_text(run: Path, standing: Standing) -> str:
-    """A test, for pytest, that brings the replica to that moment."""
+def test_text(run: Path, standing: Standing, *, plugins: bool = False) -> str:
+    """A test, for pytest, that brings the replica to that moment; what was allowed stays so."""
+    allowed = ", plugins=True" if plugins else ""
     at_s = standing.at_ns / 1e9
     name = re.sub(r"\W+", "_", f"replica_{standing.replica}_at_{at_s:g}_s")
     claims = {
@@ -78,7 +79,7 @@ def test_text(run: Path, standing: Standing) -> str:
             "",
             "",
             f"def test_{name}() -> None:",
-            f"    moment = Moment({str(run)!r}, at_s={at_s!r})",
+            f"    moment = Moment({str(run)!r}, at_s={at_s!r}{allowed})",
             f"    replica = moment.replica({standing.replica})",
             *(f"    assert replica.{key} == {value!r}" for key, value in claims.items()),
             "",
@@ -89,7 +90,7 @@ def test_text(run: Path, standing: Standing) -> str:
 def _doing(standing: Standing) -> str:
     doing = f"in flight: {standing.doing}"
     if standing.step_ends_ns >= 0:
-        doing += f" (at {_seconds(standing.step_ends_ns)})"
+        doing += f"; the iteration in flight ends at {_seconds(standing.step_ends_ns)}"
     if standing.is_paused and "stands still" not in standing.doing:
         doing += "; the process stands still"
     return doing

@@ -14,6 +14,9 @@ from emu.workload.opened import Workload
 def unused_parts(config: Config, plan: Plan, workload: Workload) -> Iterator[str]:
     """A line for each part without effect."""
     router, facts = config.router, workload.facts
+    limit, count = config.workload.limit, workload.count
+    if limit and config.workload.path and count < limit:
+        yield f"workload.limit = {limit}, and {config.workload.path} has {count} requests"
     roles = {replica.role for replica in plan.replicas}
     waiting = sum(replica.role == "inactive" for replica in plan.replicas)
     if waiting and not is_scaled(config.autoscale) and not config.commands:

@@ -225,6 +225,7 @@ def test_a_mistake_is_a_line_that_names_the_way_out(
         ('replicas=[{count=1},{role="inactive",count=1}]', "1 replica is inactive to the end"),
         ("router.decode_policy=least_used", "chooses nothing: no replica decodes"),
         ("router.policy=prefix_aware", "nothing to go by: no prompts share a prefix"),
+        ("workload={path='good.csv',limit=9}", "workload.limit = 9, and good.csv has 2 requests"),
         ("router.policy=lora_affinity", "nothing to go by: no request names an adapter"),
     ],
 )

@@ -77,6 +77,28 @@ def test_the_printed_test_passes_for_a_session_of_live_mode(
     passes(text, tmp_path)
 
 
+OWN_ROUTER = "class First:\n    def choose(self, request, signals):\n        return 0\n"
+
+
+@pytest.mark.parametrize("kind", ["run", "session"])
+def test_code_that_a_directory_names_runs_only_where_it_is_allowed(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A session's directory ran it without a word, and the printed test of a run was refused."""
+    module, directory = tmp_path / "first.py", tmp_path / "of"
+    module.write_text(OWN_ROUTER)
+    changes = {"workload.limit": 40, "router.policy": f"{module}:First"}
+    emu.run(ROOT / "configs" / "quickstart.toml", changes, output=directory, report=False)
+    if kind == "session":
+        config = (ROOT / "configs" / "quickstart.toml").read_text()
+        (directory / "replay.toml").write_text(f'router.policy = "{module}:First"\n{config}')
+    asked = ["story", str(directory), "--replica", "0", "--at", "0.5s", "--as-test"]
+    assert main(asked) == 2
+    assert f"{module}" in (line := capsys.readouterr().err) and "--plugins" in line
+    assert main([*asked, "--plugins"]) == 0
+    passes(capsys.readouterr().out, tmp_path)
+
+
 def test_a_moment_is_the_same_with_and_without_leaps(run: Path, tmp_path: Path) -> None:
     path = ROOT / "configs" / "quickstart.toml"
     text = path.read_text()

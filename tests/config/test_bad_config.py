@@ -11,9 +11,14 @@ import pytest
 
 from emu.config.input_files import read_input
 from emu.config.load import config_from_text, load_config
+from emu.config.tables import tag_of
+from emu.config.tables.routing import ROUTERS
+from emu.config.tables.scheduling import SCHEDULERS
 from emu.errors import InputError
 from emu.runs.runner import prepare
 
+KINDS = {"ROUTERS": ROUTERS, "SCHEDULERS": SCHEDULERS}
+"""Words in expected messages that stand for all names of a registry."""
 BAD: list[tuple[str, str, str]] = [
     # name, text, expected message after "c.toml"
     ("negative", "seed = -3", ":1: seed: expected an integer >= 0, got -3"),
@@ -35,8 +40,8 @@ BAD: list[tuple[str, str, str]] = [
     ("date", "seed = 2024-05-01", ":1: seed: expected an integer >= 0, got a date or time (2024-05-01)"),
     ("array_for_text", "[model]\nname = []", ":2: model.name: expected a string, got an array"),
     ("table_for_array", "[nodes]\ngpus = 8", ":1: nodes: expected an array, got a table; write [[nodes]]"),
-    ("array_for_table", "[[model]]\nname = 'x'", ":1: model: expected a table, got an array"),
-    ("number_for_table", "scheduler = 3", ":1: scheduler: expected a table, got 3"),
+    ("array_for_table", "[[model]]\nname = 'x'", ":1: model: expected a table, got an array; set its keys, such as model.name"),
+    ("number_for_table", "scheduler = 3", ":1: scheduler: expected a table, got 3; set its keys, such as scheduler.block_size"),
     ("bad_literal", "[network]\nkv_transfer = 'layerwize'", ':2: network.kv_transfer: expected one of "blocking", "layerwise", got "layerwize"; did you mean "layerwise"?'),
     ("literal_type", "[network]\nkv_transfer = 1", ':2: network.kv_transfer: expected one of "blocking", "layerwise", got 1'),
     ("gpu_type", "[[nodes]]\ngpu = 4", ":2: nodes.0.gpu: expected a string or a table, got 4"),
@@ -61,8 +66,8 @@ BAD: list[tuple[str, str, str]] = [
     ("unknown_dotted", "workload.synthetic.request = 3", ":1: workload.synthetic.request: unknown key; did you mean requests?"),
     ("override_key", "[[replicas]]\nscheduler = { max_num_seq = 3 }", ":2: replicas.0.scheduler.max_num_seq: unknown key; did you mean max_num_seqs?"),
     ("override_value", "[[replicas]]\n[replicas.scheduler]\nblock_size = 0", ":3: replicas.0.scheduler.block_size: expected an integer >= 1, got 0"),
-    ("override_policy", "[[replicas]]\nscheduler.policy = 'vlm'", ':2: replicas.0.scheduler.policy: expected one of vllm, sglang, tensorrt-llm, vllm_v0, sarathi, orca, lightllm, faster_transformer, fcfs, package.module:Class; got "vlm"; did you mean vllm?'),
-    ("policy", "[router]\npolicy = 'laod'", ':2: router.policy: expected one of load, round_robin, random, least_outstanding, prefix_aware, lora_affinity, package.module:Class; got "laod"; did you mean load?'),
+    ("override_policy", "[[replicas]]\nscheduler.policy = 'vlm'", ':2: replicas.0.scheduler.policy: expected one of SCHEDULERS, package.module:Class; got "vlm"; did you mean vllm?'),
+    ("policy", "[router]\npolicy = 'laod'", ':2: router.policy: expected one of ROUTERS, package.module:Class; got "laod"; did you mean load?'),
     ("preset", "[autoscale]\npreset = 'blitz_scale'", ':2: autoscale.preset: expected one of blitzscale, multicast, network, serverlessllm, allcache, distserve_full, distserve_half, hpa; got "blitz_scale"; did you mean blitzscale?'),
     ("no_nodes", "nodes = []", ":1: nodes: expected at least one table, got an empty array"),
     ("no_replicas", "replicas = []", ":1: replicas: expected at least one table, got an empty array"),
@@ -98,6 +103,8 @@ BAD: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("text", "expected"), [c[1:] for c in BAD], ids=[c[0] for c in BAD])
 def test_bad_config_says_where_and_what(text: str, expected: str) -> None:
+    for word, kinds in KINDS.items():
+        expected = expected.replace(word, ", ".join(map(tag_of, kinds)))
     with pytest.raises(InputError) as caught:
         config_from_text(text, "c.toml")
     message = str(caught.value)
@@ -117,7 +124,7 @@ SET: list[tuple[list[str], str]] = [
     (["replicas.0.cuont=4"], "--set: replicas.0.cuont: unknown key; did you mean count?"),
     (["replicas.2.count=4"], "--set: replicas.2: no such entry; the last index is 0; 1 adds an entry"),
     (["faults.1.kind=x"], "--set: faults.1: no such entry; it is empty; 0 adds an entry"),
-    (["replicas.x.count=4"], '--set: replicas.x: replicas is an array; expected an index, got "x"'),
+    (["replicas.x.count=4"], '--set: replicas.x: replicas is an array; expected an index, got "x"; write replicas.0.x'),
     (["schedular.leap=true"], "--set: schedular: unknown key; did you mean scheduler?"),
     (["seed.x=1"], "--set: seed.x: seed is 7, which has no keys"),
     (["scheduler.leap=yes"], '--set: scheduler.leap: expected true or false, got "yes"; write true'),

@@ -65,7 +65,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_change_is_three_files_and_its_test_passes(changed: Path) -> None:
     tests = [
         *("tests/routing/test_sticky.py", "tests/routing/test_policies.py"),
-        "tests/config/test_kinds.py",
+        *("tests/config/test_kinds.py", "tests/config/test_bad_config.py"),
     ]
     assert "failed" not in told(changed, "pytest", *QUIET, "-x", "-m", "not slow", *tests)
     assert "ruff" not in told(changed, "ruff", "check", "emu/routing", "tests/routing")

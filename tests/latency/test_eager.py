@@ -34,23 +34,25 @@ def backend(*overrides: str, gpu: str = "H100") -> LatencyBackend:
 
 def test_calls_are_counted_by_kind_of_layer():
     """A dense layer: 2 norms, 4 of attention, 3 of the MLP; experts: gate, one module, 7 kernels."""
-    assert eager_calls(lookup_model("Llama-3.1-8B"), 1) == (32 * 9, 0, 0, 0)
+    assert eager_calls(lookup_model("Llama-3.1-8B"), 1) == (32 * 9, 0, 0, 0, 0)
     assert eager_calls(lookup_model("Llama-3.1-8B"), 2)[:2] == (32 * 11, 0), "two all-reduces"
-    assert eager_calls(lookup_model("Mixtral-8x7B"), 1) == (32 * 8, 32 * 7, 0, 32)
+    assert eager_calls(lookup_model("Mixtral-8x7B"), 1) == (32 * 8, 32 * 7, 0, 32, 0)
     assert eager_calls(lookup_model("Mixtral-8x7B"), 1, one_call=True).mixtures == 0
     assert eager_calls(lookup_model("Qwen3-8B"), 1).modules == 36 * 11, "norms of queries and keys"
     deepseek = eager_calls(lookup_model("DeepSeek-V3"), 1)
     assert deepseek.modules == 61 * (2 + 8) + 3 * 3 + 58 * (2 + 3)
     assert (deepseek.latent, deepseek.mixtures) == (61, 58)
+    assert eager_calls(lookup_model("Qwen3-Next-80B-A3B"), 1).states == 36, "three layers of four"
 
 
 def test_a_router_in_tensor_operations_calls_many():
     """Two rounds of 12 operations, and LayerNorms that leave the residual to a kernel of its own."""
     assert eager_calls(lookup_model("Phi-mini-MoE"), 1)[:2] == (32 * 8, 32 * (24 + 6 + 2))
     costs = {"eager_call_ns": 100, "launch_ns": 10, "eager_latent_ns": 7, "eager_experts_ns": 5}
+    costs |= {"eager_state_ns": 3}
     model = msgspec.structs.replace(engine_named("vllm").model, **costs)
     assert EagerCalls(2, 3).host_ns(model) == 230
-    assert EagerCalls(2, 3, latent=3, mixtures=1).host_ns(model) == 256
+    assert EagerCalls(2, 3, latent=3, mixtures=1, states=2).host_ns(model) == 262
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.process import archived, sources
+from emu.process import archived, compiled, sources
 from emu.process.compiled import CODE, beside
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,3 +228,17 @@ def test_a_build_says_why_it_cannot_be_compiled() -> None:
         command, cwd=ROOT, env={**env, "EMU_COMPILE": "maybe"}, capture_output=True
     )
     assert done.returncode == 1
+
+
+def test_a_build_of_an_earlier_layout_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An extension for each module: none of them is in the one that is looked for now."""
+    place = Path(beside(str(tmp_path)))
+    (place / "emu" / "kernel").mkdir(parents=True)
+    (place / "modules.txt").write_text("emu.units\temu/units.py\t1\t0\t0\t-\n")
+    monkeypatch.setattr(compiled, "PACKAGE", str(tmp_path / "emu"))
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.setenv("EMU_COMPILE", "")
+    compiled.take()
+    assert not sys.meta_path

@@ -122,6 +122,13 @@ class PlanOptions(Model, Traffic, Workers):
             "Seeds beside the draws, with the engine as it is; 0 = 3, or 1 of a trace.", at_least=0
         ),
     ] = 0
+    requests: Annotated[
+        int,
+        Option(
+            "Requests of each run, instead of a length in time; of a trace, its first ones.",
+            at_least=0,
+        ),
+    ] = 0
     duration: Annotated[
         str | None,
         Option(

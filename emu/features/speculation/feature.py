@@ -78,6 +78,7 @@ class Speculative(Feature):
         "configs/speculation.toml",
         "tests/corpus/seed-2770.toml",
         "tests/corpus/seed-3034.toml",
+        "tests/cluster/test_state_slots.py",
         "benchmarks/mtp.py",
         "benchmarks/vllm_blocks.py",
     )

@@ -46,6 +46,11 @@ counts: one for all points of a series."""
 DRAFTED: Final = 0.75
 """Where no drafts can be emulated, a series below this part is left out as one that had some: they
 shorten a token's time to 0.4 to 0.7."""
+TOO_LONG: Final = "drafts of so many tokens in flight would take minutes"
+_TOKENS_MAX: Final = 5_000_000
+"""Clients times output tokens up to which points are emulated with drafts."""
+_TRIED: Final = 3
+"""Points of a series that drafts are chosen by: the shortest ones."""
 _TOLD_EVERY: Final = 25
 TAKEN_AS_DRAFTED: Final = (
     "series of unknown drafts, below 0.75 of TPOT without: taken to have them, not emulated"
@@ -178,11 +183,9 @@ def point_board(options: FidelityOptions) -> PointBoard:
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
-        if emulated.refused:
-            unread.append(Unread(job.point.point_id, emulated.refused))
-            continue
-        if job.point.drafts == UNKNOWN and job.point.series in drafted:
-            unread.append(Unread(job.point.point_id, TAKEN_AS_DRAFTED))
+        reason = emulated.refused or _unlike(job, drafted, chosen)
+        if reason:
+            unread.append(Unread(job.point.point_id, reason))
             continue
         compared.append(
             Compared(
@@ -200,6 +203,15 @@ def point_board(options: FidelityOptions) -> PointBoard:
     stated = intervals_of(_ratios(compared, options.leave_out))
     groups = groups_of(compared)
     return PointBoard(compared, groups, dict(left_out.most_common()), stated, options.leave_out)
+
+
+def _unlike(job: Job, drafted: set[tuple[str, ...]], chosen: Mapping[tuple[str, ...], int]) -> str:
+    """Why a point was not emulated with the drafts that its series has; empty if it was."""
+    name = job.point.series
+    is_open = len(recipe_of(job.point).drafts) > 1
+    if is_open and (name in drafted or name in chosen) and _is_long(job):
+        return TOO_LONG
+    return TAKEN_AS_DRAFTED if job.point.drafts == UNKNOWN and name in drafted else ""
 
 
 def _logs_by_series(
@@ -232,13 +244,18 @@ def _choose_drafts(
     able = [
         job
         for job in open_jobs
-        if job.point.series in slow and model_of(job.point, job.configs).mtp_layers
+        if job.point.series in slow
+        and model_of(job.point, job.configs).mtp_layers
+        and not _is_long(job)
     ]
-    best = {job.point.series: (_off(plain[job.point.series]), 0) for job in able}
-    for drafts in sorted({n for job in able for n in recipe_of(job.point).drafts if n}):
+    first = _shortest(able)
+    # Compared on the same points: those that are tried.
+    plain = _logs_by_series(first, found)
+    best = {job.point.series: (_off(plain[job.point.series]), 0) for job in first}
+    for drafts in sorted({n for job in first for n in recipe_of(job.point).drafts if n}):
         again = [
             msgspec.structs.replace(job, drafts=drafts, is_trial=True)
-            for job in able
+            for job in first
             if drafts in recipe_of(job.point).drafts
         ]
         tried = {one.point_id: one for one in _emulated(again, processes)}
@@ -254,6 +271,22 @@ def _choose_drafts(
     ]
     found.update({one.point_id: one for one in _emulated(kept, processes)})
     return chosen, drafted
+
+
+def _shortest(jobs: Sequence[Job]) -> list[Job]:
+    """A few of each series, with the fewest tokens in flight: drafts are one choice for all."""
+    series: defaultdict[tuple[str, ...], list[Job]] = defaultdict(list)
+    for job in sorted(jobs, key=_tokens):
+        series[job.point.series].append(job)
+    return [job for members in series.values() for job in members[:_TRIED]]
+
+
+def _is_long(job: Job) -> bool:
+    return _tokens(job) > _TOKENS_MAX
+
+
+def _tokens(job: Job) -> int:
+    return job.point.clients * job.point.output_tokens
 
 
 def _ratios(
@@ -293,7 +326,7 @@ def _is_wanted(names: Sequence[str], only: Sequence[str]) -> bool:
 
 def _emulated(jobs: Sequence[Job], processes: int) -> Iterable[Emulated]:
     """The longest first: tokens in flight and rounds say how long one takes. Says its progress."""
-    ordered = sorted(jobs, key=lambda job: -job.point.clients * job.point.output_tokens)
+    ordered = sorted(jobs, key=lambda job: -_tokens(job))
     with pool_of(emulate, processes, None, lambda job: f"it was {job.point.point_id}") as pool:
         for number, found in enumerate(pool.results(ordered), 1):
             if number % _TOLD_EVERY == 0:
