@@ -65,7 +65,6 @@ class Recorder:
         self.per_replica = ReplicaSeries(directory / "replicas.csv")
         self.completed = 0
         self.preemptions = 0
-        self.live_migrations = 0
         self.faults: dict[str, int] = {}
         """Faults that struck, by kind."""
         self.log = ports.log
@@ -183,7 +182,6 @@ class Recorder:
 
     def moved_live(self, move: LiveMove) -> None:
         """A running request went from one replica to another."""
-        self.live_migrations += 1
         for observer in self._observers:
             observer.moved_live(move)
 

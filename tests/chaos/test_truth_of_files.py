@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from emu.apps.chaos.truth.judges import truth_of
 from emu.apps.chaos.worlds.world import draw_world
 from tests.chaos.test_truth import Judged, judge_world
 
-POOL, SHARED, ROUTED = 58, 98, 78
-"""Seeds of stops: a pool of pods, models that share GPUs, a router that looks at adapters."""
+POOL, SHARED, ROUTED, STRUCK = 58, 98, 78, 90
+"""Seeds of stops: a pool of pods, models that share GPUs, a router that looks at adapters,
+links that faults strike."""
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +105,31 @@ def test_requests_go_where_their_adapter_is() -> None:
     ]
     found = truth_of(config, plan, changed, written).problems
     assert any("is best" in line for line in found)
+
+
+def test_a_fault_of_transfers_that_strikes_another_pair_is_found() -> None:
+    config, plan, records, written = judge_world(draw_world(STRUCK), STRUCK)
+    assert truth_of(config, plan, records, written).problems == []
+    kinds = ("transfer_refused", "handshake_lost", "completion_late")
+    place = next(at for at, one in enumerate(records) if one["event"] == "arrived")
+    strike = {"at_ns": 31_000_000, "event": "fault", "kind": kinds[0], "target": "kv 1 -> 3"}
+    changed = [*records[:place], {**strike, "figures": "F16"}, *records[place:]]
+    found = truth_of(config, plan, changed, written).problems
+    assert any("none was asked" in line for line in found)
+
+
+def test_a_last_replica_that_goes_too_early_is_found(pool: Judged) -> None:
+    """The same run beside bounds that let it stay for longer."""
+    config, plan, records, written = pool
+    assert truth_of(config, plan, records, written).judged["plan"] > 0
+    assert config.autoscale is not None
+    seed = next(s for s in range(58, 700, 104) if _can_be_idle(s))
+    config, plan, records, written = judge_world(draw_world(seed), seed)
+    table = msgspec.structs.replace(config.autoscale, idle_s=50.0)
+    longer = msgspec.structs.replace(config, autoscale=table)
+    found = truth_of(longer, plan, records, written).problems
+    assert any("replicas are wanted" in line for line in found)
+
+
+def _can_be_idle(seed: int) -> bool:
+    return draw_world(seed).tables["autoscale"]["min_replicas"] == 0

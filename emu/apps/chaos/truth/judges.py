@@ -20,6 +20,7 @@ from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.made import judge_made
+from emu.apps.chaos.truth.places import judge_places
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
@@ -66,6 +67,7 @@ def truth_of(
     """Judge a complete, stepped run; what is wrong, and how often each rule was asked."""
     tape = Tape(config, seats_of(plan), records)
     lines = () if written is None else written.lines
+    judge_places(tape)
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)

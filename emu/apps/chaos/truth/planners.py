@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.apps.chaos.truth.seats import Seat
-from emu.apps.chaos.truth.tape import Record, Tape, to_ns
+from emu.apps.chaos.truth.tape import Record, Tape, keys_of, to_ns
 from emu.config.schema import BlitzTable, HpaTable
 
 _PREFILL: Final = ("prefill", "aus_prefill", "loading_prefill")
@@ -51,6 +52,7 @@ class Planners:
         self._tape = tape
         kinds = {fault.kind for fault in tape.config.faults}
         self._forgets = "planner_restart" in kinds
+        self._ends_ns: list[int] = []
         self._is_blind = not kinds.isdisjoint(_BLIND)
         self._restarts = deque(
             record["at_ns"]
@@ -97,9 +99,29 @@ class Planners:
         """Replicas that stay without any load: one, or none if all may go."""
         if least:
             return {1}
+        if count and self._is_sure_of_last and not look["outstanding"]:
+            self._tape.count("idle")
+            if look["at_ns"] - self._last_end_ns(look["at_ns"]) < self._idle_ns:
+                return {1}
         if not count and not look["outstanding"] and not self._is_late:
             return {0}
         return {1} if look["outstanding"] and not self._is_late else {0, 1}
+
+    @property
+    def _is_sure_of_last(self) -> bool:
+        """One model only, whose planner sees what is."""
+        return not (self._is_late or self._tape.config.models)
+
+    @property
+    def _idle_ns(self) -> int:
+        return to_ns(keys_of(self._tape.config.autoscale).get("idle_s") or 0.0)
+
+    def _last_end_ns(self, at_ns: int) -> int:
+        """When the last request before an instant ended; the start of the run without any."""
+        if not self._ends_ns:
+            self._ends_ns = sorted(record["at_ns"] for record in self._tape.by_event["ended"])
+        place = bisect_left(self._ends_ns, at_ns)
+        return self._ends_ns[place - 1] if place else -self._idle_ns
 
     @property
     def _is_late(self) -> bool:

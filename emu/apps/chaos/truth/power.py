@@ -63,7 +63,7 @@ class Power:
         """The energy, then the arithmetic."""
         if self._tape.config.power is not None and summary["energy_j"] is not None:
             self._energy(summary["energy_j"], summary["simulated_s"], summary["bytes_moved"])
-        if summary["mfu"] is not None and not self._tape.config.models:
+        if summary["mfu"] is not None:
             self._arithmetic(summary["mfu"], rows, summary["gpu_seconds"]["total"])
 
     def _near(self, name: str, said: float, due: float, slack: float) -> None:
@@ -181,11 +181,12 @@ class Power:
             if self._is_whole and busy_s and not any(seat.group for seat in seats):
                 due = whole / (min(rates) * busy_s * 1e-3)
                 self._near("mfu.of_busy", told["of_busy"], due, 1e-6 + 1e-3 * due)
-        token, pair, output = seats[0].token_flops
-        if not token:
+        flops_of = {seat.served: seat.token_flops for seat in seats}
+        if not all(token for token, _, _ in flops_of.values()):
             return
         sums: Counter[str] = Counter()
         for row in rows:
+            token, pair, output = flops_of.get(row.get("model", seats[0].served), (0, 0, 0))
             prompt, tokens = int(row["prompt_toks"]), int(row["decode_toks"])
             if not tokens:
                 continue

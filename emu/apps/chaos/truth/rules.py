@@ -12,6 +12,8 @@ from typing import Final
 RULES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "strike": "a fault strikes when it was asked for",
+        "pair": "a fault of transfers strikes those of its replicas, in its time",
+        "idle": "the last replica goes when no request was there for so long",
         "fault_end": "a fault is over when its duration is",
         "pause_end": "a replica that stands still goes on, or is given up",
         "lease": "KV waits no longer than its lease",
@@ -82,6 +84,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "retries": "refused clients ask again after pauses that double",
         "live_move": "a request gets a token between two moves",
         "host_copy": "weights come from memory while a machine has them",
+        "place": "a replica has GPUs of its own, and is at home where its first one is",
         "one_owner": "a GPU has one replica at a time",
         "yields": "the model with the fewest requests for each replica gives way",
         "plan": "planners follow their equations",

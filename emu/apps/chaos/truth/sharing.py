@@ -68,11 +68,16 @@ class _Sharing:
 
     def arrived(self, record: Record) -> None:
         """A request of a model is in the system."""
-        self._outstanding[record.get("model", "")] += 1
+        self._outstanding[self._model_of(record)] += 1
 
     def ended(self, record: Record) -> None:
         """It is no more."""
-        self._outstanding[self._tape.arrived[record["row"]].get("model", "")] -= 1
+        self._outstanding[self._model_of(self._tape.arrived[record["row"]])] -= 1
+
+    def _model_of(self, arrived: Record) -> str:
+        """The name of the model that a request asks for; empty if there is none."""
+        models, number = self._tape.config.models, arrived.get("model", 0)
+        return models[number].label if 0 <= number < len(models) else ""
 
     def noted(self, record: Record) -> None:
         """A model yields a replica."""

@@ -58,6 +58,12 @@ OPENED: Final = frozenset(
     }
 )
 """Kinds that are in force from the time that was asked for, whether they strike or not."""
+_OF_PAIRS: Final = (
+    *("transfer_refused", "transfer_broken", "transfer_hang", "completion_late"),
+    *("completion_twice", "handshake_lost", "destination_refuses"),
+)
+"""Kinds that may name the replicas between which they strike."""
+_PAIR: Final = re.compile(r"(-?\d+) -> (-?\d+)")
 
 
 class Windows:
@@ -101,6 +107,31 @@ class Windows:
                 tape.say(f"T1: {kind} was to strike at {at_ns} ns, and did not")
         self._judge_ends()
         self._judge_pauses()
+        self._judge_pairs()
+
+    def _judge_pairs(self) -> None:
+        """A fault of transfers strikes those between the replicas that it names, in its time."""
+        for record in self._tape.by_event["fault"]:
+            found = _PAIR.search(record["target"])
+            if record["kind"] not in _OF_PAIRS or found is None:
+                continue
+            source, destination = map(int, found.groups())
+            at_ns = record["at_ns"]
+            self._tape.count("pair")
+            if not any(
+                fault["kind"] == record["kind"]
+                and fault.get("source") in (None, source)
+                and fault.get("destination") in (None, destination)
+                and to_ns(fault["at_s"]) <= at_ns
+                and (
+                    fault.get("duration_s") is None
+                    or at_ns <= to_ns(fault["at_s"]) + to_ns(fault["duration_s"])
+                )
+                for fault in self._tape.faults
+            ):
+                self._tape.say(
+                    f"T1: {record['kind']} strikes {record['target']} at {at_ns} ns, none was asked"
+                )
 
     def _judge_ends(self) -> None:
         tape = self._tape

@@ -110,6 +110,9 @@ def lost_rank(rng: Rng, tables: Tables) -> list[Tables]:
     }
     gpu = int(rng.integers(members))
     tables["faults"] = [{"kind": "gpu_crash", "at_s": 0.1, "gpu": gpu, "duration_s": 3.0}]
+    if members > 2 and chance(rng, 0.6):  # another one before the group has noticed the first
+        other = {"at_s": float(pick(rng, (0.105, 0.15))), "gpu": (gpu + 1) % members}
+        tables["faults"].append(tables["faults"][0] | other)
     return _lines(rng)[:24]
 
 

@@ -262,8 +262,8 @@ def one_feature(rng: Rng, tables: Tables, feature: Feature) -> list[Tables]:
     tables["scheduler"] = {
         "policy": tag_of(VllmTable),
         "num_blocks": int(pick(rng, (200, 4000))),
-        "max_num_seqs": int(pick(rng, (4, 32))),
-        "max_num_batched_tokens": 512,
+        "max_num_seqs": int(pick(rng, (2, 4, 32))),
+        "max_num_batched_tokens": int(pick(rng, (64, 512))),
         "async_scheduling": pick(rng, ("off", "on")),
         "prefix_caching": False,
     }

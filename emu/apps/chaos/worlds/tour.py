@@ -28,6 +28,7 @@ from emu.apps.chaos.worlds.narrow import (
 )
 from emu.apps.chaos.worlds.policies import SCHEDULERS, pool_scaling
 from emu.apps.chaos.worlds.visits import (
+    copies,
     known_prompts,
     known_there,
     layers,
@@ -77,7 +78,7 @@ def _stops() -> Sequence[Stop]:
         _pods,
         _outside,
         *(rounds, tenants, known_prompts, known_there, layers, waves, struck_links),
-        *(over_machines, shared_gpus),
+        *(over_machines, shared_gpus, copies),
     )
 
 

@@ -30,6 +30,12 @@ from emu.features.registry import all_features
 
 _VIDUR: Final = (VllmV0Table, SarathiTable, OrcaTable, LightLlmTable, FasterTransformerTable)
 
+_FAIR: Final = tuple(
+    tag_of(kind)
+    for kind in (SarathiTable, OrcaTable, VllmTable, VllmV0Table, FasterTransformerTable)
+)
+"""Schedulers whose fair queues are followed, each in its turn."""
+
 
 def rounds(rng: Rng, tables: Tables) -> list[Tables]:
     """Batches that go round a pipeline for long, and prompts that come in between."""
@@ -58,7 +64,8 @@ def rounds(rng: Rng, tables: Tables) -> list[Tables]:
 
 def tenants(rng: Rng, tables: Tables) -> list[Tables]:
     """Tenants that ask for different amounts of work, served in turn, by each scheduler."""
-    policy = pick(rng, [name for name in SCHEDULERS if name != tag_of(FcfsTable)])
+    policies = (*_FAIR, pick(rng, SCHEDULERS[4:]))
+    policy = policies[int(tables["seed"]) // 100 % len(policies)]
     is_vllm = policy == tag_of(VllmTable)
     tables["scheduler"] = {
         "policy": policy,
@@ -157,27 +164,27 @@ def waves(rng: Rng, tables: Tables) -> list[Tables]:
 def struck_links(rng: Rng, tables: Tables) -> list[Tables]:
     """Links and pairs that several faults strike, each over before the next one is."""
     lines = layers(rng, tables)
+    for group in tables["replicas"]:
+        group["count"] = 2
     tables["network"]["kv_transfer"] = "blocking"
     prefills = tables["replicas"][0]["count"]
     faults: list[Tables] = []
-    for at_s, lasts_s in ((0.005, 0.3), (0.02, 0.15), (0.05, 0.4)):
-        faults += [
-            {
-                "kind": "partition",
-                "at_s": at_s,
-                "source": int(rng.integers(prefills)),
-                "destination": prefills,
-                "duration_s": lasts_s,
-            },
-            pick(
-                rng,
-                (
-                    {"kind": "link_latency", "extra_ms": 2.0},
-                    {"kind": "link_degrade", "factor": 0.5},
-                ),
-            )
-            | {"at_s": at_s + 0.001, "replica": int(pick(rng, (0, prefills))), "duration_s": 0.2},
-        ]
+    slower: tuple[Tables, ...] = (
+        {"kind": "link_latency", "extra_ms": 2.0},
+        {"kind": "link_latency", "extra_ms": 3.0},
+        {"kind": "link_degrade", "factor": 0.5},
+    )
+    for place, (at_s, lasts_s) in enumerate(((0.005, 0.3), (0.02, 0.15), (0.05, 0.4))):
+        pair = {"source": 0 if place < 2 else prefills - 1, "destination": prefills}
+        if chance(rng, 0.8):
+            cut = {"kind": "partition", "at_s": at_s, "duration_s": lasts_s}
+            faults.append(cut | pair)
+        end = (0, prefills)[place % 2]  # both ends of a pair are late at once
+        faults.append(slower[place] | {"at_s": at_s + 0.001, "replica": end, "duration_s": 0.6})
+    for kind in ("transfer_refused", "handshake_lost", "completion_late"):
+        late = {"delay_ms": 5.0} if kind == "completion_late" else {}
+        pair = {"source": int(rng.integers(prefills)), "destination": prefills}
+        faults.append({"kind": kind, "at_s": 0.03, **pair, **late, "duration_s": 0.5})
     tables["faults"] = sorted(faults, key=lambda fault: float(fault["at_s"]))
     tables["recovery"] = {"transfer_timeout_ms": 3000.0}
     return lines
@@ -199,6 +206,34 @@ def over_machines(rng: Rng, tables: Tables) -> list[Tables]:
         tables["nodes"][0]["gpus"] = 2
         tables["scheduler"]["prefix_caching"] = False
     return burst(rng, int(rng.integers(10, 20)), (10, 300), (2, 60))
+
+
+def copies(rng: Rng, tables: Tables) -> list[Tables]:
+    """Bursts with pauses, and a crash: copies in the memory of machines are there, or have gone."""
+    tables["model"] = {"name": "meta-llama/Llama-3.2-1B"}
+    tables["nodes"][0] |= {"count": 2, "gpus": 2}
+    tables["replicas"] = [{"role": "colocated"}, {"role": "inactive", "count": 3}]
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 400, "max_num_seqs": 8}
+    tables["autoscale"] = {
+        "planner": tag_of(HpaTable),
+        "metric": "concurrency",
+        "target_value": 3.0,
+        "tick_ms": 20.0,
+        "executor": "serverless",
+        "loader": "cache",
+        "host_cache_ttl_s": float(pick(rng, (0.3, 1.0, 3.0))),
+        "scale_down_stabilization_s": float(pick(rng, (0.1, 0.5))),
+    }
+    tables["faults"] = [
+        {"kind": "replica_crash", "at_s": at_s, "replica": replica, "duration_s": 3.0}
+        for at_s, replica in ((1.0, 0), (float(pick(rng, (2.5, 4.2))), int(rng.integers(1, 4))))
+    ]
+    lines: list[Tables] = []
+    for begin_s in (0.0, 2.2, 4.0, 5.5, 8.0):
+        for line in burst(rng, int(rng.integers(5, 11)), (20, 200), (20, 60)):
+            line["arrival_time_ns"] += round(begin_s * 1e9)
+            lines.append(line)
+    return lines
 
 
 def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
@@ -229,10 +264,32 @@ def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
         "scale_down_stabilization_s": float(pick(rng, (0.1, 2.0))),
     }
     lines: list[Tables] = []
+    if len(served) > 2 and not least:
+        return _starved(rng, tables)
     for begin_s in (0.0, 0.6, 1.2, 2.5):
         names = served if chance(rng, 0.4) else [pick(rng, served)]
         for line in burst(rng, int(rng.integers(5, 12)), (10, 100), (5, 60)):
             line["arrival_time_ns"] += round(begin_s * 1e9)
             line["model"] = pick(rng, names)
             lines.append(line)
+    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+
+
+def _starved(rng: Rng, tables: Tables) -> list[Tables]:
+    """Two models have all GPUs and much to do, one more than the other, when a third one comes."""
+    tables["nodes"][0]["gpus"] = 4
+    tables["models"] = tables["models"][:3]
+    for model, count in zip(tables["models"], (2, 2, 0), strict=True):
+        model["colocated"] = count
+    tables["autoscale"] |= {"idle_s": 5.0, "scale_down_stabilization_s": 5.0}
+    busier = int(rng.integers(2))
+    lines: list[Tables] = []
+    for index in range(2):
+        count = int(rng.integers(8, 14)) if index == busier else int(rng.integers(3, 6))
+        lines += [
+            line | {"model": f"m{index}"} for line in burst(rng, count, (10, 100), (100, 200))
+        ]
+    for line in burst(rng, 4, (10, 100), (5, 60)):
+        line["arrival_time_ns"] += 200_000_000
+        lines.append(line | {"model": "m2"})
     return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
