@@ -118,8 +118,7 @@ class AttentionCost:
         self._is_tiled = gpu.sm_count > 0
         self._rows = 1.0
         """Query rows that are computed for one that is there."""
-        heads = ceil_div(spec.heads, tp)
-        self._heads = heads
+        heads = self._heads = ceil_div(spec.heads, tp)
         peak = gpu.peak_flops("bfloat16")
         kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
         self._kv_ideal_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9)

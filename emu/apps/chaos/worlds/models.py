@@ -100,6 +100,9 @@ def draw_engine_states(seed: int, tables: Tables) -> None:
     if "disable_radix_cache" in scheduler:
         scheduler["disable_radix_cache"] = True
         scheduler.pop("radix_eviction_policy", None)
+        scheduler["mamba_full_memory_ratio"] = float(pick(rng, (0.1, 0.9, 2.0)))
+        scheduler["max_mamba_cache_size"] = int(pick(rng, (0, 0, 3, 40)))
+        scheduler["mamba_ssm_dtype"] = pick(rng, ("auto", "float32", "bfloat16"))
     else:
         scheduler["enable_block_reuse"] = False
         for key in ("enable_partial_reuse", "copy_on_partial_reuse"):
