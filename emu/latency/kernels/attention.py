@@ -116,8 +116,7 @@ class AttentionCost:
         family, decode_family = f"prompts-{kind}", f"decodes-{kind}"
         self._processors = gpu.sm_count or 1
         self._is_tiled = gpu.sm_count > 0
-        self._rows = 1.0
-        """Query rows that are computed for one that is there."""
+        self._rows = 1.0  # query rows that are computed for one that is there
         heads = ceil_div(spec.heads, tp)
         self._heads = heads
         peak = gpu.peak_flops("bfloat16")
