@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from typing import Final, NamedTuple
 
 from emu.errors import DISTRIBUTION
@@ -40,11 +40,10 @@ class Wheel(NamedTuple):
 def own_wheel() -> Wheel | None:
     """This very code as a wheel; None where the package was not installed and its metadata are not
     known."""
-    try:
-        known = distribution(DISTRIBUTION)
-    except PackageNotFoundError:
-        return None
-    if known.version != __version__:
+    installed = distributions(name=DISTRIBUTION)
+    # A checkout in which a wheel was built has other metadata, without a file of this name.
+    known = next((one for one in installed if one.read_text("METADATA")), None)
+    if known is None or known.version != __version__:
         return None
     top = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
     members = {f"emu/{_BUILD}": json.dumps({"revision": revision()}).encode()}

@@ -14,7 +14,7 @@ from emu.config.faultkinds import FAULT_KINDS
 
 @functools.cache
 def drawn() -> frozenset[str]:
-    return frozenset().union(*(keys_of(draw_world(seed).tables) for seed in range(1000)))
+    return frozenset().union(*(keys_of(draw_world(seed).tables) for seed in range(1400)))
 
 
 def test_every_key_is_drawn_or_stands_on_the_list() -> None:

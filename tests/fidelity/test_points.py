@@ -433,6 +433,15 @@ def test_a_published_point_is_emulated_as_published() -> None:
     assert found.tpot_ms == pytest.approx(dense.tpot_ms, rel=0.3)
 
 
+def test_gpus_of_a_rack_are_joined_by_nvlink(tmp_path: Path) -> None:
+    row = {"mode": "disaggregated", "gpus": "16", "tp": "", "p_workers": "1", "p_tp": "8"}
+    row |= {"d_workers": "1", "d_tp": "8", "engine": "sglang"}
+    points, _ = read_points(table(tmp_path, row | {"gpu": "GB200"}, row))
+    rack, machines = (config_from_text(configuration(Job(one)), "p").nodes[0] for one in points)
+    assert (rack.gpus, rack.count) == (16, 1)
+    assert (machines.gpus, machines.count) == (8, 2)
+
+
 def test_sglangs_two_servers_agree_on_a_request_before_its_first_token(tmp_path: Path) -> None:
     row = {"mode": "disaggregated", "gpus": "2", "tp": "", "p_workers": "1", "p_tp": "1"}
     row |= {"d_workers": "1", "d_tp": "1"}

@@ -116,9 +116,9 @@ class AttentionCost:
         family, decode_family = f"prompts-{kind}", f"decodes-{kind}"
         self._processors = gpu.sm_count or 1
         self._is_tiled = gpu.sm_count > 0
-        self._rows = 1.0  # query rows that are computed for one that is there
-        heads = ceil_div(spec.heads, tp)
-        self._heads = heads
+        self._rows = 1.0
+        """Query rows that are computed for one that is there."""
+        heads = self._heads = ceil_div(spec.heads, tp)
         peak = gpu.peak_flops("bfloat16")
         kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
         self._kv_ideal_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9)

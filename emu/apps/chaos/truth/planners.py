@@ -114,7 +114,8 @@ class Planners:
 
     @property
     def _idle_ns(self) -> int:
-        return to_ns(keys_of(self._tape.config.autoscale).get("idle_s") or 0.0)
+        table = self._tape.config.autoscale
+        return 0 if table is None else to_ns(keys_of(table).get("idle_s") or 0.0)
 
     def _last_end_ns(self, at_ns: int) -> int:
         """When the last request before an instant ended; the start of the run without any."""

@@ -270,7 +270,7 @@ def one_feature(rng: Rng, tables: Tables, feature: Feature) -> list[Tables]:
     lines = burst(rng, int(rng.integers(20, 40)), (5, 300), (10, 80))
     for line in lines:
         line["tenant"] = f"t{int(rng.integers(3))}"
-    for _ in range(8):  # each is on in a part of the worlds
+    for _ in range(40):  # each is on in a part of the worlds, guided decoding in a tenth
         before = str((tables, lines))
         feature.draw(int(rng.integers(1 << 30)), rng, tables, lines)
         if str((tables, lines)) != before:

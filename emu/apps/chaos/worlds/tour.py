@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from emu.apps.chaos.worlds.crowded import shared_gpus
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.experts import lost_rank
 from emu.apps.chaos.worlds.models import HYBRIDS
@@ -34,7 +35,6 @@ from emu.apps.chaos.worlds.visits import (
     layers,
     over_machines,
     rounds,
-    shared_gpus,
     struck_links,
     tenants,
     waves,

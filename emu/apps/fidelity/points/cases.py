@@ -34,8 +34,8 @@ LEAST_ROUNDS: Final = 3
 (all clients begin at once), the last (they run dry) and those between count as in a whole run.
 Of 17 points with 96 to 512 clients three rounds give 0 to +8 % of ten rounds' TTFT (one +24), as
 clients go out of step for some rounds, and -1 to +3 % of TPOT; five rounds half as much."""
-_NODE_GPUS: Final = {"GB200": 4, "GB300": 4}
-"""GPUs of one machine, where not 8."""
+_NODE_GPUS: Final = {"GB200": 72, "GB300": 72}
+"""GPUs that NVLink joins, where not 8: a rack is a machine here."""
 _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4"}
 """Weights by the tables' word for a precision, where the checkpoint's name does not say."""
 _BITS: Final = {"bf16": 16, "fp8": 8, "fp4": 4, "nvfp4": 4, "mxfp4": 4, "int4": 4}
