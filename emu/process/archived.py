@@ -72,7 +72,7 @@ class Archive:
         return spec
 
     def data(self, entry: Entry) -> bytes:
-        """The code of a module, marshalled."""
+        """The code of a module, marshaled."""
         return os.pread(self._descriptor, entry.length_bytes, self._start + entry.at_byte)
 
 
