@@ -845,7 +845,7 @@ def run_worlds(
     tests = f"tests/{file.partition('/')[0]}"
     if found or alone or not (ROOT / tests).is_dir():
         return name, found, ""
-    return name, "", patched.found_by(place, bad, "tests", ["-m", "not slow", tests])
+    return name, "", patched.found_by(place, bad, "tests", [tests])
 
 
 def seeds_of(bug: Bug, seeds: int, record: Record | None) -> list[str]:
@@ -878,7 +878,9 @@ def campaign(
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
     known = {name: (name, found, failed) for name, found, failed in map(json.loads, lines)}
     by_worlds = by_any = 0
-    with Patched() as patched:
+    packages = {f"tests/{bug[1].partition('/')[0]}" for bug in wanted if bug[0] not in known}
+    folders = [] if alone else sorted(one for one in packages if (ROOT / one).is_dir())
+    with Patched(folders) as patched:
         for bug in wanted:
             result = known.get(bug[0])
             if result is None:
