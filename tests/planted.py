@@ -8,10 +8,11 @@ against the copy until a test fails: in ten seconds of CPU, without a whole run 
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, `apart`
-or `drawn`, of `planted_by_reader.py`, `planted_apart.py` or `planted_drawn.py`: random worlds run on
-each until one fails, and if none does, the unit tests of the package that has the bug. What has been
-judged stands in the results and is not run again, so that a run that was cut short goes on.
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, `apart`,
+`drawn` or `fresh`, of `planted_by_reader.py`, `planted_apart.py`, `planted_drawn.py` or
+`planted_fresh.py`: random worlds run on each until one fails, and if none does, the unit tests of the
+package that has the bug. What has been judged stands in the results and is not run again, so that a
+run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.patched import Patched
 from tests.planted_apart import APART
 from tests.planted_by_reader import READER
 from tests.planted_drawn import DRAWN
+from tests.planted_fresh import FRESH
 from tests.planted_worlds import BUGS, Bug
 from tests.reached import Record, read_record
 
@@ -41,6 +43,7 @@ LISTS: dict[str, tuple[Bug, ...]] = {
     "reader": READER,
     "apart": APART,
     "drawn": DRAWN,
+    "fresh": FRESH,
 }
 LIMIT_S = 10.0
 HANG_S = 120

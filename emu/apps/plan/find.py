@@ -428,7 +428,7 @@ def _answered(
     driver.line = f"{best.label}: the day" if question.day else driver.line
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
-    survival = _survivors(finding, trials, driver, judge, [*shown.values(), *others])
+    survival = _survivors(finding, trials, driver, (judge, half), [*shown.values(), *others])
     survivor = survival.cheapest
     tables = checked_tables(finding.plain, question, survivor or best, worlds.spans)
     if len(question.seeds) == 1:
@@ -498,12 +498,18 @@ class _Survivors(NamedTuple):
 
 
 def _survivors(
-    finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
+    finding: Finding,
+    trials: Trials,
+    driver: Driver,
+    judges: tuple[Judge, Judge | None],
+    bests: Sequence[Candidate],
 ) -> _Survivors:
     """Nothing if none was asked for.
 
-    `bests`: of each layout, of those that meet with the confidence first.
+    `judges`: with the confidence, and with one half; `bests`: of each layout, of those that meet
+    with the confidence first.
     """
+    judge, half = judges
     question = finding.question
     statics = [one for one in bests if one.scaling is None]
     if not question.survive or not statics:
@@ -514,7 +520,9 @@ def _survivors(
     of_best = survival.fates(statics[0])
     found, fates = survival.cheapest(statics)
     if found is not None:
-        trials.run([(found, world) for world in [*judge.worlds, *finding.worlds.plain]])
+        # What is left of it after each loss holds with the confidence; its own figures need less.
+        shown = (half or judge).worlds
+        trials.run([(found, world) for world in [*shown, *finding.worlds.plain]])
     return _Survivors(found, fates, of_best)
 
 
