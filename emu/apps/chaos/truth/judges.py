@@ -25,7 +25,12 @@ from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
 from emu.apps.chaos.truth.rebalancing import judge_rebalancing
-from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
+from emu.apps.chaos.truth.recovery import (
+    judge_clients,
+    judge_loads,
+    judge_overloads,
+    judge_returns,
+)
 from emu.apps.chaos.truth.rejections import judge_rejections
 from emu.apps.chaos.truth.remembered import Remembered, said_in
 from emu.apps.chaos.truth.routes import Routes
@@ -93,6 +98,7 @@ def truth_of(
     judge_returns(tape)
     judge_loads(tape)
     judge_clients(tape)
+    judge_overloads(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
     judge_sharing(tape)

@@ -35,6 +35,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "stage_order": "stages are first in, first out",
         "layer_order": "layers that run alone follow each other and take their time",
         "linear_cost": "an iteration takes its linear cost",
+        "verified": "a step verifies the drafts of its sequences, once more of those that ended",
         "jitter": "half of all steps take less than the middle of their spread",
         "varied_stages": "the stages of a batch vary together",
         "intake": "requests pass their front ends in turn, each in its time",
@@ -81,6 +82,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "youngest_moves": "of those that can move, the one that was admitted last does",
         "return": "a dead replica is back on time",
         "load_time": "loads begin after the cold start and end before their deadline",
+        "overload": "in an overload a request comes as often as the fault says",
         "retries": "refused clients ask again after pauses that double",
         "live_move": "a request gets a token between two moves",
         "host_copy": "weights come from memory while a machine has them",
@@ -112,6 +114,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "made_arrivals": "made requests arrive as their process says",
         "made_lengths": "made prompts are as long as their law says",
         "arrival": "a line arrives at its time",
+        "closed_loop": "no more lines are on their way than there are clients",
         "turn": "a turn of a session arrives a pause after the one before",
         "patience": "a client leaves when its patience is over, and not before",
     }
