@@ -20,6 +20,7 @@ from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.made import judge_made
+from emu.apps.chaos.truth.models import judge_models
 from emu.apps.chaos.truth.places import judge_places
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
@@ -113,6 +114,7 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         judge_sums(tape, written.rows, written.summary)
         judge_execution(tape, written.rows)
+        judge_models(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)

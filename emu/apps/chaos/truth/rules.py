@@ -99,6 +99,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "standing": "replicas.csv and the timeseries say how replicas stood",
         "lists": "transitions.csv and marks.csv list what happened",
         "sums": "counts of the summary and the verdict on load follow from the rows",
+        "models": "figures of a model follow from the rows that are its own",
         "sessions": "a row names its session and turn",
         "execution": "a request was in batches for as long as they took",
         "waits": "waits of the summary are those of the rows",
