@@ -41,6 +41,7 @@ from emu.apps.plan.layouts import (
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, SPAN
+from emu.apps.plan.search import Asked
 from emu.apps.plan.spans import STAYS_MIN, Spans, spans_of
 from emu.apps.plan.survive import Fate, Survival
 from emu.apps.plan.tables import (
@@ -192,8 +193,20 @@ class Finding:
             known = (quick, first)
         self._near(trials, known, half, partial(teller.best, half, "with 50 %"))
         told = partial(teller.best, judge, f"with {100 * question.confidence:g} %")
-        self._near(trials, (half, *known), judge, told)
+        if not self._holds_as_cheap(trials, half, judge):
+            self._near(trials, (half, *known), judge, told)
+        told()
         return judge, half
+
+    def _holds_as_cheap(self, trials: Trials, half: Judge, judge: Judge) -> bool:
+        """Whether the best with one half holds with the confidence too: then none is cheaper, as
+        what holds in so many draws holds in half of the first ones."""
+        others = len(judge.worlds) - len(half.worlds)
+        if judge.needed - others < half.needed or self.question.systems != (NOT_SCALED,):
+            return False
+        least = trials.best_cost(half)
+        bests = tuple(one for one in trials.good(half) if trials.cost(one) == least)
+        return any(trials.answer([Asked(bests)], judge)[0]) if bests else False
 
     def _near(
         self, trials: Trials, known: Sequence[Judge], judge: Judge, told: Callable[[], None]
