@@ -386,9 +386,8 @@ class Transfers:
         for at_ns in due | moved:
             self._tape.count("recall_bytes")
             if due[at_ns] != moved[at_ns]:
-                self._tape.say(
-                    f"T3: tiers send {moved[at_ns]} bytes at {at_ns} ns, batches recall {due[at_ns]}"
-                )
+                told = f"tiers send {moved[at_ns]} bytes at {at_ns} ns"
+                self._tape.say(f"T3: {told}, batches ask for {due[at_ns]}")
 
     def _recalls_states(self, seat: Seat, row: int, size: int, tokens: int) -> None:
         """Whole pages, and one state."""
