@@ -39,9 +39,10 @@ from emu.apps.serve.fronts.frames import (
     Took,
     Waits,
 )
+from emu.apps.serve.garbage import Garbage
 from emu.apps.serve.intake import LiveProtocol, Ticket
 from emu.apps.serve.lines import Counted, Outlet, SocketLine, count_up
-from emu.apps.serve.listening import OwnPorts, collect_seldom, make_web_server
+from emu.apps.serve.listening import OwnPorts, make_web_server
 from emu.apps.serve.token_pace import BUCKETS, TokenPace
 
 _TALLY_S: Final = 0.2
@@ -185,6 +186,7 @@ class Front:
         """Of these, the plain streams whose tokens count."""
         self._ports: OwnPorts | None = None
         self._pace = TokenPace()
+        self._garbage = Garbage()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, descriptor: int) -> None:
@@ -199,8 +201,8 @@ class Front:
         )
         server = make_web_server(self, protocol, settings.tls_cert, settings.tls_key)
         self._ports = OwnPorts(server, settings.host, is_shared=True)
+        self._garbage.begin()
         tally = asyncio.create_task(self._tell())
-        collect_seldom()
         await self._ports.serve()
         tally.cancel()
         self.link.close()
@@ -295,6 +297,7 @@ class Front:
         pace = self._pace
         while True:
             await asyncio.sleep(_TALLY_S)
+            self._garbage.tick(is_idle=not self._answers)
             if pace.tokens:
                 self.link.send(Tally(pace.counts, pace.worst_ns))
                 pace.counts = [0] * BUCKETS
