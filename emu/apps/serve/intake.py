@@ -226,9 +226,9 @@ class LiveProtocol(H11Protocol):
         if self._ticket is not None and not self._ticket.is_whole:
             self._ticket.is_whole = True
             cycle = self.cycle
-            if self.scope is not before and not cycle.more_body:
-                if len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets the rest come
-                    self._intake.whole(self._ticket, self.scope, bytes(cycle.body))
+            is_new = self.scope is not before and not cycle.more_body
+            if is_new and len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets more come
+                self._intake.whole(self._ticket, dict(self.scope), bytes(cycle.body))
 
     def _reset(self) -> None:
         """Reset the connection: a client sees no end of the answer, as when an engine dies."""

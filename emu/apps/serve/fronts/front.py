@@ -66,7 +66,9 @@ class _Intake:
 
     has_real_clock = True
 
-    def __init__(self, link: Framed[ToFront], on_whole: Callable[[_Ticket, Scope, bytes], None]):
+    def __init__(
+        self, link: Framed[ToFront], on_whole: Callable[[_Ticket, Scope, bytes], None]
+    ) -> None:
         self._link = link
         self._on_whole = on_whole
         self._count = 0
