@@ -375,3 +375,14 @@ def test_attention_of_decodes_takes_longer_beside_prompts_where_one_kernel_serve
     assert more == pytest.approx(2 * decode_ns, rel=1e-3)
     assert slow.components_ns(mixed)["attention_decode"] == pytest.approx(3 * decode_ns, rel=1e-3)
     assert sum(slow.stage_ns(mixed)) == slow.iteration_ns(mixed)
+
+
+def test_a_small_all_reduce_over_boards_of_a_rack_takes_longer():
+    """Four GPUs of a board map each other's memory; B200's machine has eight of them."""
+    rack, machine = (
+        machine_collective(gpu, kernels_of(gpu)) for gpu in map(lookup_gpu, ("GB200", "B200"))
+    )
+    size = 16 << 10
+    inside, over = (rack("all-reduce", size, ranks) for ranks in (4, 8))
+    assert over - inside > 6_500
+    assert machine("all-reduce", size, 8) < over - 4_000
