@@ -32,7 +32,6 @@ from emu.features.modes import (
     NO_DRAFTS,
     OTHER_BACKEND,
     OUTSIDE,
-    STAGES,
     Conflict,
     Seat,
 )
@@ -90,13 +89,6 @@ class Speculative(Feature):
             "policy {policy} has no speculative decoding; vllm, sglang and tensorrt-llm have",
         ),
         Conflict(
-            STAGES,
-            "replicas.pipeline_parallel",
-            # vLLM's issue 49355 and pull request 55623; SGLang's `server_args.py`.
-            "speculative decoding runs on one pipeline stage: SGLang's server refuses pipelines, in"
-            " vLLM multi-token prediction fails there, and its EAGLE-3 is not modeled there",
-        ),
-        Conflict(
             OTHER_BACKEND,
             "latency.backend",
             "{backend} cannot cost drafts; roofline and linear can",
@@ -119,7 +111,7 @@ class Speculative(Feature):
     example: ClassVar[Mapping[str, object]] = {
         "scheduler": {
             "speculative_config": {
-                "method": "eagle",
+                "method": "eagle3",
                 "num_speculative_tokens": 2,
                 "acceptance_rate": 0.7,
             }
