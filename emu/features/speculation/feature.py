@@ -234,6 +234,18 @@ class Speculative(Feature):
             "text": ("mixed", "math", "code", "story")[int(rng.integers(4))],
         }
 
+    def draw_narrow(self, rng: np.random.Generator, tables: Tables) -> None:
+        """A pipeline, for the method that goes with one."""
+        is_on = "speculative_config" in tables["scheduler"]
+        if is_on and self.spans_stages(tables) and rng.random() < 0.5:
+            tables["replicas"][0]["pipeline_parallel"] = 2
+            tables["nodes"][0]["gpus"] = 4
+            tables["scheduler"]["async_scheduling"] = "off"
+
+    def spans_stages(self, tables: Tables) -> bool:
+        """vLLM drafts so with EAGLE-3 alone."""
+        return bool(tables["scheduler"]["speculative_config"]["method"] == "eagle3")
+
     def draw_engine(self, rng: np.random.Generator, tables: Tables) -> None:
         """Drafts; those of SGLang are a tree in a part of the worlds."""
         scheduler = tables["scheduler"]

@@ -275,11 +275,7 @@ def one_feature(rng: Rng, tables: Tables, feature: Feature) -> list[Tables]:
         feature.draw(int(rng.integers(1 << 30)), rng, tables, lines)
         if str((tables, lines)) != before:
             break
-    drafts = tables["scheduler"].get("speculative_config")
-    if drafts is not None and drafts["method"] == "eagle3" and chance(rng, 0.5):
-        tables["replicas"][0]["pipeline_parallel"] = 2
-        tables["nodes"][0]["gpus"] = 4
-        tables["scheduler"]["async_scheduling"] = "off"
+    feature.draw_narrow(rng, tables)
     return lines
 
 
