@@ -21,7 +21,9 @@ import sys
 from typing import Final, Protocol
 
 import h11
+from starlette.types import Scope
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -51,6 +53,8 @@ BODY_FACTOR: Final = 6
 """A whole call may take so many times as long as its head."""
 _PATIENCE_S: Final = 0.02
 """Wall time for which a call that is not whole yet may hold the emulation."""
+_STOOD_S: Final = 0.5
+"""A time-out that is so late says that this process stood, not that the client is slow."""
 _AGE_MIN_NS: Final = 8_000_000
 """Ages below this are the grain of the system's clock (at most 4 ms), not lateness."""
 _TCP_INFO: Final = 11
@@ -105,6 +109,9 @@ class Intake:
             ticket.is_open = False
             self._hold()
 
+    def whole(self, ticket: Ticket, scope: Scope, body: bytes) -> None:
+        """It came in one piece; the application is about to read it."""
+
     def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses: time goes on without it."""
         if not ticket.is_whole:
@@ -129,6 +136,9 @@ class Arrivals(Protocol):
 
     def end(self, ticket: Ticket) -> None:
         """It has entered, been refused or gone away."""
+
+    def whole(self, ticket: Ticket, scope: Scope, body: bytes) -> None:
+        """It came in one piece, and not a large one."""
 
     def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses."""
@@ -215,8 +225,12 @@ class LiveProtocol(H11Protocol):
         if self.scope is not before or self._is_timing_body:
             self._await(0)
             self._is_timing_body = False
-        if self._ticket is not None:
+        if self._ticket is not None and not self._ticket.is_whole:
             self._ticket.is_whole = True
+            cycle = self.cycle
+            is_new = self.scope is not before and not cycle.more_body
+            if is_new and len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets more come
+                self._intake.whole(self._ticket, dict(self.scope), bytes(cycle.body))
 
     def _reset(self) -> None:
         """Reset the connection: a client sees no end of the answer, as when an engine dies."""
@@ -249,8 +263,12 @@ class LiveProtocol(H11Protocol):
             self._deadline = self.loop.call_later(limit_s, self._on_deadline)
 
     def _on_deadline(self) -> None:
+        late_s = self.loop.time() - self._deadline.when() if self._deadline else 0.0
         self._deadline = None
         if self.transport.is_closing():
+            return
+        if late_s > _STOOD_S:  # this process stood, and may not have read what came meanwhile
+            self._deadline = self.loop.call_later(_STOOD_S, self._on_deadline)
             return
         if self._is_timing_body:  # the application waits for the rest
             self.transport.abort()
