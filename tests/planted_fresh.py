@@ -1,4 +1,4 @@
-"""Sixty bugs, planted by a reader who was given docs and code, but not the campaign.
+"""Sixty bugs, planted by a reader that was given docs and code, but not the campaign.
 
 Nothing under `emu/apps/chaos`, no test of the campaign and no other list of bugs was read for them
 (how a feature draws its part of a world stands in its own module and was in view). None stands where
