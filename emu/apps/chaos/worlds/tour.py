@@ -125,8 +125,8 @@ def _links(rng: Rng, tables: Tables) -> list[Tables]:
         "ssd_gbps": float(pick(rng, (10.0, 100.0))),
     }
     node = tables["nodes"][0] | shape
-    tables["nodes"] = [node | {"count": 2, "leaf": "a"}, node | {"count": 1, "leaf": "b"}]
-    tables["network"]["leaf_uplink_gbps"] = float(pick(rng, (0.0, 1.0, 200.0)))
+    tables["nodes"] = [node | {"count": 1, "leaf": "a"}, node | {"count": 2, "leaf": "b"}]
+    tables["network"]["leaf_uplink_gbps"] = float(pick(rng, (5.0, 1.0, 200.0)))
     if chance(rng, 0.5):
         tables["network"] |= {"tiers": pick(rng, (["cxl"], ["cpu", "cxl"])), "cpu_tier_gib": 0.02}
     return lines
