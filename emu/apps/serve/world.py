@@ -209,6 +209,7 @@ class LiveCluster(Observer):
     def adopt(self, choice: Choice, first: Choice) -> None:
         """This answer gets the tokens after the one of `first`; inside the emulation only."""
         request = choice.request
+        self._stop_fetching(request)
         self._fetching[request.request_id] = request.decode_pin
         self.engines[request.decode_pin].fetching += 1
         choice.giver = first
@@ -235,8 +236,7 @@ class LiveCluster(Observer):
         had for a request before it took that one.
         """
         request = choice.request
-        endpoint = self._fetching.pop(request.request_id)
-        self.engines[endpoint].fetching -= 1
+        endpoint = self._stop_fetching(request)
         self._choices[request.request_id] = first
         first.heir = None
         own.status, own.reason = Status.FAILED, "replica_lost"
@@ -408,16 +408,21 @@ class LiveCluster(Observer):
 
     def _end_fetching(self, request: Request, receiver: int) -> None:
         """The KV of a request is at the endpoint that asked for it."""
-        endpoint = self._fetching.pop(request.request_id, -1)
+        endpoint = self._stop_fetching(request)
         choice = self._choices.get(request.request_id)
         if endpoint < 0 or choice is None or choice.taker is None:
             return
         assert endpoint == receiver
         choice.taker.loaded_ns = self.kernel.now_ns
-        engine = self.engines[endpoint]
-        engine.fetching -= 1
         if self.has_prefixes:
-            engine.fetched_kv(request)
+            self.engines[endpoint].fetched_kv(request)
+
+    def _stop_fetching(self, request: Request) -> int:
+        """The endpoint that waited for the KV of a request waits no longer; -1 = none did."""
+        endpoint = self._fetching.pop(request.request_id, -1)
+        if endpoint >= 0:
+            self.engines[endpoint].fetching -= 1
+        return endpoint
 
     def ended(self, request: Request, at_ns: int) -> None:
         """A request has ended: count it, and end its answer."""
@@ -458,10 +463,8 @@ class LiveCluster(Observer):
 
     def _end_on_engine(self, request: Request, choice: Choice | None) -> None:
         """Count the end where it was; a request that two endpoints share, on both."""
+        self._stop_fetching(request)
         if request.handoff_after_ns >= 0 and choice is not None:
-            endpoint = self._fetching.pop(request.request_id, -1)
-            if endpoint >= 0:
-                self.engines[endpoint].fetching -= 1
             taker = choice.taker
             if not choice.is_begun and not choice.base:
                 self.engines[request.pin].failed(request.status)
