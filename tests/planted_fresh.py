@@ -1,4 +1,4 @@
-"""Sixty bugs, planted by a reader who was given docs and code, but not the campaign.
+"""Sixty bugs, planted by a reader that was given docs and code, but not the campaign.
 
 Nothing under `emu/apps/chaos`, no test of the campaign and no other list of bugs was read for them
 (how a feature draws its part of a world stands in its own module and was in view). None stands where
@@ -7,10 +7,16 @@ Places are spread over the packages that decide behavior, about by their lines: 
 pipelines, ranks, experts, live scaling, live mode, and the figures that are published. Each is a
 slip of one place that a maintainer might make. The list was committed before the first run. Misses
 stay in it. `python -m tests.planted --campaign 300 --list fresh` plants each.
+
+The campaign as it was (1a70ff0f) caught 18 of 60 within 300 seeds (`FIRST`). The rules and worlds that
+followed catch 13 more, each at a seed that was tried (`SINCE`); the whole list has not run again, and
+has shaped the campaign since. Nothing in the campaign finds the other 29.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from tests.planted_worlds import Bug
@@ -405,3 +411,44 @@ FRESH: Final[tuple[Bug, ...]] = (
     *_MOVES,
     *_FIGURES,
 )
+FIRST: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "a tenant that comes back starts behind the most served one, not beside the least": 70,
+        "tokens that wait do not include those of requests not looked at yet": 222,
+        "contexts that advance in turn leave the last unit of the budget unused": 60,
+        "a rotation that is planned again begins with costs of the first rotation": 198,
+        "of the time on no stage only that before the first is taken off what ran": 285,
+        "of kept blocks those of the most urgent priority are taken first": 101,
+        "a single chunk of a lower tier is no hit": 44,
+        "after a pause the stages are free when they would have been without it": 231,
+        "an adapter that is used again keeps its place among those to leave the GPU": 214,
+        "a move that rebalances does not count what it takes at the other replica": 64,
+        "a connector is not paid for the block that a request has begun": 146,
+        "spares expire only once the newest one's time is up": 113,
+        "loads are scaled by all replicas' together, so that prefixes nearly always win": 178,
+        "the wait of a request leaves out its time between replicas": 194,
+        "the rate of arrivals has one gap more than there are": 150,
+        "prompts of which nothing was found are no part of the hit rate": 38,
+        "one GPU of a replica is on standby": 47,
+        "a deadline of the closed loop stays where the workload had it": 56,
+    }
+)
+"""The seed at which the campaign caught a bug when the list was new; it tries the cheapest that enter it first."""
+SINCE: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "verifying costs a token for each sequence, whatever its drafts": 35,
+        "sequences that have ended meanwhile cost a step one token, without their drafts": 228,
+        "gaps of gamma arrivals have the variation's root": 162,
+        "a file that is scaled to a rate has one gap more than it has": 214,
+        "an overload adds so many copies of an arrival, and does not come to so many": 76,
+        "the end of one straggler ends all that slows the replica down": 106,
+        "a request starts again once more than it may": 4,
+        "links of the wrong leaf: out by the receiver's, in by the sender's": 42,
+        "a step that brings several tokens counts one gap too many": 2,
+        "of several recalls of a batch from one tier only the last one moves": 109,
+        "a rest that has ended counts as standby to its end": 0,
+        "a model's objective of TTFT that grows with the prompt holds beside the plain one": 98,
+        "rates by position are taken for chances of a draft whose predecessors were accepted": 218,
+    }
+)
+"""The same of bugs that it caught with the rules and worlds that followed from the list."""

@@ -2,17 +2,18 @@
 
     python -m tests.reached worlds build/reached-worlds.json
     python -m tests.reached tests build/reached-tests.json tests/kernel tests/replica ...
-    python -m tests.chaos.made_mutants --count 400 --results build/mutants.jsonl
+    python -m tests.chaos.made_mutants --count 400
 
 Each is one change of one place of the program's tree: another arithmetic operator, a comparison
 that includes its bound or not, a figure that is off by one, a call that is dropped, branches that
 are swapped, a time in another unit. They are drawn over all places, by a hash of seed, file,
 function and change, so that the draw is the same while other code changes. The tests that enter the
 block of the change run until one fails that fails alone, too, and passes without the change, those
-of its own package first; then the worlds of the campaign that enter it, the cheapest first, each within a bound of CPU time. What has been judged
-stands in the results and is not run again, so that a run that was cut short goes on. Survivors
-stand in `survivors.txt` beside this file, those that change nothing with the reason; with
-`--survivors` another one is an error. `--list` prints the places only.
+of its own package first; then the worlds of the campaign that enter it, the cheapest first, each
+within a bound of CPU time. What has been judged stands in `judged.jsonl` and is not run again, so
+that a run that was cut short goes on. Survivors stand in `survivors.txt` beside this file, those
+that change nothing with the reason (another one is an error). `--list` prints the
+places only.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ TESTS_S: Final = 10.0
 WORLDS_S: Final = 15.0
 """The same of worlds."""
 SURVIVORS: Final = Path(__file__).with_name("survivors.txt")
+JUDGED: Final = Path(__file__).with_name("judged.jsonl")
+"""What was found of each mutant, as far as they have been judged."""
 _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -244,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
+    parser.add_argument("--results", type=Path, default=JUDGED)
     parser.add_argument(
         "--tests", type=Path, nargs="+", default=[ROOT / "build" / "reached-tests.json"]
     )

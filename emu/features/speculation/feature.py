@@ -278,7 +278,7 @@ class Speculative(Feature):
             "draft_step_us": (0.0, 500.0)[int(rng.integers(2))],
         }
         rate = (0.0, 0.5, 0.9, 1.0)[int(rng.integers(4))]
-        if rng.random() < 0.3:
+        if rng.random() < 0.6:
             count = table["num_speculative_tokens"]
             table["synthetic_acceptance_rates"] = [rate ** (at + 1) for at in range(count)]
         else:

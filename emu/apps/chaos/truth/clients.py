@@ -92,7 +92,7 @@ def _arrivals_ns(tape: Tape, kept: Sequence[Record], start_ns: int) -> list[int]
 
 
 def clients_of(tape: Tape) -> int:
-    """Of a closed loop, or lines that may be on their way at once; 0 = any number."""
+    """How many clients a closed loop has, or lines may be on their way at once; 0 = any number."""
     keys = msgspec.structs.asdict(tape.config.workload)
     return max(keys.get(key) or 0 for key in _MOVED)
 

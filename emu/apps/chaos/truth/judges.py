@@ -29,6 +29,7 @@ from emu.apps.chaos.truth.rebalancing import judge_rebalancing
 from emu.apps.chaos.truth.recovery import (
     judge_clients,
     judge_loads,
+    judge_losses,
     judge_overloads,
     judge_returns,
 )
@@ -100,6 +101,7 @@ def truth_of(
     judge_loads(tape)
     judge_clients(tape)
     judge_overloads(tape)
+    judge_losses(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
     judge_sharing(tape)

@@ -144,3 +144,30 @@ def judge_overloads(tape: Tape) -> None:
         tape.count("overload")
         if added[at_ns] != due:
             tape.say(f"T1: {added[at_ns]} copies arrive at {at_ns} ns, {due} should")
+
+
+def judge_losses(tape: Tape) -> None:
+    """What had begun and is lost starts again as often as it may, and then fails for that."""
+    table = tape.config.recovery
+    if table.client_retries:
+        return  # starts of both kinds count together
+    most = 0 if table.on_crash == "fail" else table.max_retries
+    begun: set[int] = set()
+    losses: Counter[int] = Counter()
+    last: dict[int, tuple[int, str]] = {}
+    for record in tape.of("batch", "lost", "ended"):
+        if record["event"] == "batch":
+            begun.update(member[0] for member in record["members"])
+            continue
+        row = record["row"]
+        if record["event"] == "lost":
+            losses[row] += row in begun
+            last[row] = record["at_ns"], record["reason"]
+            continue
+        if row not in last:
+            continue
+        tape.count("losses")
+        gave_up = record["status"] == "failed" and (record["at_ns"], record["reason"]) == last[row]
+        if losses[row] > most + 1 or gave_up != (losses[row] > most):
+            end = f"{record['status']} ({record['reason']})"
+            tape.say(f"T6: row {row} is lost {losses[row]} times, {most} may be, and ends {end}")

@@ -83,6 +83,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "return": "a dead replica is back on time",
         "load_time": "loads begin after the cold start and end before their deadline",
         "overload": "in an overload a request comes as often as the fault says",
+        "losses": "what is lost starts again as often as it may, and fails then",
         "retries": "refused clients ask again after pauses that double",
         "live_move": "a request gets a token between two moves",
         "host_copy": "weights come from memory while a machine has them",

@@ -60,6 +60,7 @@ def draw_lost_ranks(seed: int) -> tuple[Tables, list[Tables], list[Tables]]:
         tables["recovery"] = _mask(rng)
         if members == _WIDE:  # slots must be dealt evenly
             tables["engine"]["redundant_experts"] = int(pick(rng, (0, 64)))
+            tables["engine"].pop("eplb_likeness", None)
         elif members == 8 and chance(rng, 0.3):
             _draft(rng, tables)
         elif chance(rng, 0.15):

@@ -177,7 +177,10 @@ def _made(rng: Rng, tables: Tables) -> list[Tables]:
 
 
 def _loops(rng: Rng, tables: Tables) -> list[Tables]:
-    """Clients in a closed loop or a cap in flight, lines at another rate, and what is due when."""
+    """Clients in a closed loop or a cap in flight, lines at another rate, and what is due when.
+
+    Two stragglers strike one replica, the shorter one while the other lasts.
+    """
     tables["scheduler"] = {
         "policy": tag_of(VllmTable),
         "num_blocks": int(pick(rng, (60, 2000))),
@@ -196,6 +199,10 @@ def _loops(rng: Rng, tables: Tables) -> list[Tables]:
         {"max_in_flight": 4, "rate_per_s": 100.0},
     )
     tables["workload"] |= asked[int(tables["seed"]) // 100 % len(asked) - 1]
+    tables["faults"] = [
+        {"kind": "straggler", "replica": 0, "at_s": at_s, "factor": factor, "duration_s": lasts_s}
+        for at_s, factor, lasts_s in ((0.05, 2.0, 0.5), (0.1, 1.5, 0.1))
+    ]
     return lines
 
 
