@@ -210,17 +210,25 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
 
 def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
     """What a replica shares with others of its kind, found for the first of them."""
-    kind = shared.plan.kind_of(plan)
-    known = shared.alike.get(kind)
-    if known is None:
-        known = shared.alike[kind] = Alike(
-            shared.backends.of(plan.latency_context(shared.plan.config)),
-            _limits(shared, plan),
-            plan.front_end,
-            plan.model.hidden
-            * sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype)),
+    kind, config, table = shared.plan.kind_of(plan), shared.plan.config, plan.scheduler
+    if kind not in shared.alike:
+        limits = partial(
+            ReplicaLimits,
+            num_blocks=plan.num_blocks,
+            block_size=table.block_size,
+            max_model_tokens=plan.max_model_tokens,
+            pipeline_stages=plan.pipeline_parallel,
+            prefix_caching=table.caches_prefixes and shared.has_prefixes,
+            kv_layout=plan.kv_layout,
+            state_bytes=plan.state_bytes,
+            hands_off=plan.role == "prefill",
+            preemptions_max=config.limits.preemptions_per_request,
+            forms_ahead=plan.schedules_ahead,
         )
-    return known
+        latency = shared.backends.of(plan.latency_context(config))
+        token = sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype))
+        shared.alike[kind] = Alike(latency, limits, plan.front_end, plan.model.hidden * token)
+    return shared.alike[kind]
 
 
 def build_intake(plan: Plan) -> Intake | None:
@@ -255,29 +263,8 @@ def build_columns(plan: Plan) -> Sequence[Column]:
     ]
 
 
-def _limits(shared: Shared, plan: ReplicaPlan) -> Callable[..., ReplicaLimits]:
-    """What the scheduler of a replica of this kind has to know."""
-    table = plan.scheduler
-    return partial(
-        ReplicaLimits,
-        num_blocks=plan.num_blocks,
-        block_size=table.block_size,
-        max_model_tokens=plan.max_model_tokens,
-        pipeline_stages=plan.pipeline_parallel,
-        prefix_caching=table.caches_prefixes and shared.has_prefixes,
-        kv_layout=plan.kv_layout,
-        state_bytes=plan.state_bytes,
-        hands_off=plan.role == "prefill",
-        preemptions_max=shared.plan.config.limits.preemptions_per_request,
-        forms_ahead=plan.schedules_ahead,
-    )
-
-
 def _scheduler(
-    shared: Shared,
-    plan: ReplicaPlan,
-    alike: Alike,
-    queue: PrefillQueue | None,
+    shared: Shared, plan: ReplicaPlan, alike: Alike, queue: PrefillQueue | None
 ) -> Scheduler:
     table, config = plan.scheduler, shared.plan.config
     policies = shared.own_policies

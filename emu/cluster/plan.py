@@ -167,11 +167,6 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The engine, if clients reach it through its API server."""
         return self.engine if self.latency.front_end and self.runs_own_scheduler else None
 
-    @property
-    def has_front_end(self) -> bool:
-        """Clients reach the engine through its API server."""
-        return self.front_end is not None
-
     def can_hold(self, tokens: int) -> bool:
         """Whether the KV of one sequence of so many tokens fits."""
         if self.ahead_tokens:

@@ -128,16 +128,14 @@ class _FreeGpus:
         for gpu in topology.gpus:
             if gpu.kind != kind or gpu.index in taken:
                 continue
-            place = (gpu.machine, gpu.nvlink_domain)
-            if place not in near:
-                near[place] = _Group(gpu.machine)
-            if gpu.machine not in machines:
-                machines[gpu.machine] = _Group(gpu.machine)
-            groups = [self._all, near[place], machines[gpu.machine]]
+            place = machine, domain = gpu.machine, gpu.nvlink_domain
+            groups = [
+                self._all,
+                near.get(place) or near.setdefault(place, _Group(machine)),
+                machines.get(machine) or machines.setdefault(machine, _Group(machine)),
+            ]
             if gpu.nvlink_out >= 0:
-                if gpu.nvlink_domain not in domains:
-                    domains[gpu.nvlink_domain] = _Group()
-                groups.append(domains[gpu.nvlink_domain])
+                groups.append(domains.get(domain) or domains.setdefault(domain, _Group()))
             self._groups_of[gpu.index] = groups
             for group in groups:
                 group.gpus.append(gpu.index)
