@@ -340,7 +340,7 @@ class _Builder:
         )
 
     def _gpu(
-        self, machine: Machine, node: NodeTable, kind: str, rates: _Rates, pcie: tuple[int, int]
+        self, machine: Machine, node: NodeTable, name: str, rates: _Rates, pcie: tuple[int, int]
     ) -> Gpu:
         owner = f"gpu{len(self.gpus)}"
         nic_latency_ns = rates.nic_latency_ns
@@ -352,7 +352,7 @@ class _Builder:
             )
         return Gpu(
             index=len(self.gpus),
-            kind=kind,
+            kind=name,
             machine=machine.index,
             nvlink_domain=self._domain,
             nic_out=self._link(owner, LinkKind.NIC_OUT, rates.nic, nic_latency_ns),
