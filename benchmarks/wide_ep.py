@@ -18,6 +18,7 @@ import msgspec
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.backends import make_latency
 from emu.config.schema import NetworkTable, NodeTable, RooflineTable
+from emu.config.tables.experts import ExpertKeys
 from emu.engines.registry import find_engine
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.context import LatencyContext
@@ -36,8 +37,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     machine: int = 8
     """GPUs that NVLink joins, for counting machines."""
     model: str = MODEL
-    expert_dtype: str = ""
-    """Empty: as the checkpoint has them (8-bit in blocks)."""
     kv_cache_dtype: str = "auto"
     engine: tuple[str, str] = ("sglang", "0.5.3")
     captured: int = 512
@@ -52,15 +51,12 @@ def context(
 ) -> LatencyContext:
     """A replica of one GPU in a group of `ranks`, with 400 Gbit/s of network for each."""
     engine = find_engine(*site.engine)
-    model = lookup_model(site.model)
-    if site.expert_dtype:
-        model = msgspec.structs.replace(model, expert_dtype=site.expert_dtype)
     return LatencyContext(
         table=RooflineTable(),
         engine=msgspec.structs.replace(engine.model, graph_tokens_max=site.captured),
         kernels=engine.kernels(engine.model),
         network=NetworkTable(),
-        model=model,
+        model=lookup_model(site.model),
         gpu=lookup_gpu(site.gpu),
         node=NodeTable(gpu=site.gpu, gpus=site.machine, nic_gbps=400.0),
         tensor_parallel=1,
@@ -78,12 +74,28 @@ def context(
     )
 
 
+LIKENESS: Final = ExpertKeys().eplb_likeness
+RECORDED: Final = 0.95
+"""Of a group on GB200 with SGLang's launch scripts and its way of recording loads, by its traces
+(sgl-project/sglang issue 10903; shifangx/Scripts-SGLang at 481e976)."""
+RENEWED: Final = 0.995
+"""Of a plan made of the load that it serves (TensorRT-LLM tech blog 4); DeepSeek makes a new one
+every ten minutes from what its servers saw (DeepSeek-V3's report, 3.4)."""
+
+
 def deepep(
-    overlap: str = "none", popularity: Popularity | None = EVEN, redundant: int = 0
+    overlap: str = "none",
+    popularity: Popularity | None = EVEN,
+    redundant: int = 0,
+    likeness: float = LIKENESS,
 ) -> ExpertSetting:
     """DeepEP with SGLang's rules of overlap."""
     return ExpertSetting(
-        all2all="deepep", overlap=overlap, popularity=popularity, redundant=redundant
+        all2all="deepep",
+        overlap=overlap,
+        popularity=popularity,
+        redundant=redundant,
+        likeness=likeness,
     )
 
 
@@ -148,12 +160,17 @@ _PLACED: Final = (MEASURED, 32)
 H800: Final = Site(gpu="H800")
 H200: Final = Site(gpu="H200", engine=("vllm", "0.11"))
 # SGLang ran DeepEP on GB200, over NVLink alone: a rack is one machine.
-# Their decode servers run the batches that were measured, from graphs of that size. What they call
-# attention in 16 or 8 bits is its KV; products are in 8 bits, as in the checkpoint.
+# Their decode servers run the batches that their launch scripts say, from graphs of that size. What
+# they call attention in 16 or 8 bits is its KV; its products are those of the checkpoint.
 GB200: Final = Site(gpu="GB200", machine=72, captured=768)
 GB200_FP4: Final = Site(
-    gpu="GB200", machine=72, expert_dtype="nvfp4", kv_cache_dtype="fp8", captured=1408
+    gpu="GB200",
+    machine=72,
+    model="nvidia/DeepSeek-R1-0528-NVFP4-v2",
+    kv_cache_dtype="fp8",
+    captured=1408,
 )
+_RECORDED: Final = (MEASURED, 32, RECORDED)
 
 
 def _prefill(tokens: int, published: float) -> Deployment:
@@ -190,7 +207,7 @@ DEPLOYMENTS: Final = (
         what="DeepSeek's day, decode, EP 144, contexts of 4,989",
         role="decode",
         ranks=144,
-        setting=deepep(TWO, *_PLACED),
+        setting=deepep(TWO, *_PLACED, RENEWED),
         shape=decodes(88, 4989),
         published=14_800,
         site=H800,
@@ -200,7 +217,7 @@ DEPLOYMENTS: Final = (
         what="DeepSeek's day, prefill without cache hits, EP 32",
         role="prefill",
         ranks=32,
-        setting=deepep(TWO, *_PLACED),
+        setting=deepep(TWO, *_PLACED, RENEWED),
         shape=prompts(4, 4096),
         published=32_206,
         site=H800,
@@ -247,34 +264,32 @@ DEPLOYMENTS: Final = (
         what="SGLang, 48 GB200, decode, fp8 (part 1)",
         role="decode",
         ranks=48,
-        setting=deepep("none", MEASURED, 32),
+        setting=deepep("none", *_RECORDED),
         shape=decodes(768, 2050),
         published=7_583,
         of_gpu=True,
         site=GB200,
-        assumed="768 sequences a GPU, 32 copies",
+        assumed="768 sequences a GPU, copies as in part 2",
     ),
     Deployment(
         what="SGLang, 48 GB200, decode, bf16 attention, fp8 experts (part 2)",
         role="decode",
         ranks=48,
-        setting=deepep("single_batch", MEASURED, 32),
+        setting=deepep("single_batch", *_RECORDED),
         shape=decodes(768, 2050),
         published=9_087,
         of_gpu=True,
         site=GB200,
-        assumed="768 sequences a GPU, 32 copies",
     ),
     Deployment(
         what="SGLang, 48 GB200, decode, fp8 attention, nvfp4 experts (part 2)",
         role="decode",
         ranks=48,
-        setting=deepep("single_batch", MEASURED, 32),
+        setting=deepep("single_batch", *_RECORDED),
         shape=decodes(1408, 2050),
         published=13_386,
         of_gpu=True,
         site=GB200_FP4,
-        assumed="32 copies",
     ),
     Deployment(
         what="SGLang, 4 GB200 a group, prefill, bf16 attention, fp8 experts (part 2)",

@@ -8,10 +8,11 @@ against the copy until a test fails: in ten seconds of CPU, without a whole run 
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, `apart`
-or `drawn`, of `planted_by_reader.py`, `planted_apart.py` or `planted_drawn.py`: random worlds run on
-each until one fails, and if none does, the unit tests of the package that has the bug. What has been
-judged stands in the results and is not run again, so that a run that was cut short goes on.
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`, or, with `--list reader`, `apart`,
+`drawn` or `fresh`, of `planted_by_reader.py`, `planted_apart.py`, `planted_drawn.py` or
+`planted_fresh.py`: random worlds run on each until one fails, and if none does, the unit tests of the
+package that has the bug. What has been judged stands in the results and is not run again, so that a
+run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.patched import Patched
 from tests.planted_apart import APART
 from tests.planted_by_reader import READER
 from tests.planted_drawn import DRAWN
+from tests.planted_fresh import FRESH
 from tests.planted_worlds import BUGS, Bug
 from tests.reached import Record, read_record
 
@@ -41,6 +43,7 @@ LISTS: dict[str, tuple[Bug, ...]] = {
     "reader": READER,
     "apart": APART,
     "drawn": DRAWN,
+    "fresh": FRESH,
 }
 LIMIT_S = 10.0
 HANG_S = 120
@@ -845,7 +848,7 @@ def run_worlds(
     tests = f"tests/{file.partition('/')[0]}"
     if found or alone or not (ROOT / tests).is_dir():
         return name, found, ""
-    return name, "", patched.found_by(place, bad, "tests", ["-m", "not slow", tests])
+    return name, "", patched.found_by(place, bad, "tests", [tests])
 
 
 def seeds_of(bug: Bug, seeds: int, record: Record | None) -> list[str]:
@@ -878,7 +881,9 @@ def campaign(
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
     known = {name: (name, found, failed) for name, found, failed in map(json.loads, lines)}
     by_worlds = by_any = 0
-    with Patched() as patched:
+    packages = {f"tests/{bug[1].partition('/')[0]}" for bug in wanted if bug[0] not in known}
+    folders = [] if alone else sorted(one for one in packages if (ROOT / one).is_dir())
+    with Patched(folders) as patched:
         for bug in wanted:
             result = known.get(bug[0])
             if result is None:

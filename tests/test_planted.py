@@ -13,6 +13,7 @@ from tests.planted import PARTS, PLANTED, TESTS
 from tests.planted_apart import APART
 from tests.planted_by_reader import READER
 from tests.planted_drawn import DRAWN
+from tests.planted_fresh import FRESH
 from tests.planted_worlds import BUGS
 
 ROOT = Path(__file__).resolve().parents[1] / "emu"
@@ -23,6 +24,7 @@ CHANGES = [
     *READER,
     *APART,
     *DRAWN,
+    *FRESH,
 ]
 
 

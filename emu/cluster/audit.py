@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
     from emu.cluster.recorder import Recorder
     from emu.replica.wave import WaveGroup
+    from emu.report.itl import GapStats
+    from emu.report.records import RequestStats
     from emu.workload.items import Notes
 NS_PER_HOUR: Final = 3600 * 10**9
 
@@ -251,7 +253,7 @@ def write_results(
     run before its time, whose files are then partial.
     """
     stats = recorder.requests.finish(partial=error is not None)
-    found = msgspec.structs.replace(
+    facts = msgspec.structs.replace(
         run_facts(cluster),
         partial="" if error is None else type(error).__name__,
         workload_rows=rows,
@@ -262,9 +264,17 @@ def write_results(
     write_gaps(staging / "itl.json", gaps)
     write_experts(staging / "experts.csv", expert_loads(cluster))
     write_flows(staging / "flows.csv", flows_of(cluster))
-    summary = build_summary(stats, gaps, found, cluster.config.slo)
+    summary = summary_of(cluster, recorder, stats, gaps, facts)
+    write_summary(staging / "summary.json", summary)
+    return summary
+
+
+def summary_of(
+    cluster: Cluster, recorder: Recorder, stats: RequestStats, gaps: GapStats, facts: RunFacts
+) -> Summary:
+    """The summary of a run, with the figures of each model where there are several."""
+    summary = build_summary(stats, gaps, facts, cluster.config.slo)
     if recorder.models is not None:
         summary.definitions["models"] = DEFINITIONS["models"]
         summary.models = recorder.models.finish(model_facts(cluster), objectives(cluster))
-    write_summary(staging / "summary.json", summary)
     return summary

@@ -125,6 +125,8 @@ class Decodes(msgspec.Struct, frozen=True, kw_only=True):
     """Times that 8-bit KV takes longer than its bytes."""
     latent: str = ""
     """The kernel of latent attention where an engine has its own (`kernels/attention.py`)."""
+    beside_prompts: float = 1.0
+    """Times that a batch takes longer in a step that computes prompts, too."""
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):

@@ -311,7 +311,7 @@ class MixedRooflineBackend(RooflineBackend):
                 # Read once for each sequence, written after each token that may be the last.
                 seconds += layers * self._state_traffic_s(kind, count)
                 seconds += layers * self._state_traffic_s(kind, queries - count) / 2
-        return round(seconds * NS_PER_S)
+        return self._beside(shape, round(seconds * NS_PER_S))
 
     def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
         new, before = shape.prefill_new, shape.prefill_context

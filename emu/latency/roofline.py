@@ -159,6 +159,7 @@ class RooflineBackend:
             kv_dtype,
             self.costs.ops.factors,
         )
+        self._beside_permille = round(kernels.decodes.beside_prompts * 1000)
         self._launch_ns = (
             round(kernels.decodes.launch_us * 1000),
             round(kernels.prompts.launch_us * 1000),
@@ -310,7 +311,13 @@ class RooflineBackend:
         if part.window:
             seen = min(seen, count * self.spec.window)
             total += part.window * (start + slope * seen)
-        return total >> self._shift
+        return self._beside(shape, total >> self._shift)
+
+    def _beside(self, shape: BatchShape, decodes_ns: int) -> int:
+        """What attention of decodes takes, from what it takes without prompts in the step."""
+        if shape.prefill_new and self._beside_permille != 1000:
+            return decodes_ns * self._beside_permille // 1000
+        return decodes_ns
 
     def attention_ns(self, shape: BatchShape) -> int:
         """All attention of an iteration, without projections."""
@@ -481,7 +488,8 @@ class RooflineBackend:
         if count:
             if self._is_plain:
                 start, slope = self._plain_lines.get(count) or self._stage_line(count)
-                total += (start + slope * (shape.decode_context_sum + count)) >> self._shift
+                decodes_ns = (start + slope * (shape.decode_context_sum + count)) >> self._shift
+                total += self._beside(shape, decodes_ns) if prompts else decodes_ns
             else:
                 total += self._decode_attention_ns(shape, self.parts[0])
         if prompts:

@@ -19,7 +19,7 @@ from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.fates import Fate
 from emu.network.flows import END, FlowTable, Parts, TransferSpec
-from emu.network.grids import Grid, shard_paths
+from emu.network.grids import Grid, cut_by, shard_shares
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
 
@@ -139,14 +139,17 @@ class Lane:
     """Of so many links as there are GPUs on the smaller side."""
     latency_ns: int
     """The longest of all pairs of GPUs."""
-    is_single: bool
-    """There is one pair of GPUs."""
+    paths: list[LinkPath]
+    """Of each pair of GPUs that talk."""
+    shares: list[int]
+    """What each pair carries (see `grids.cut_by`)."""
 
     __slots__ = (
         "bytes_per_s",
-        "is_single",
         "latency_ns",
         "path",
+        "paths",
+        "shares",
     )
 
     def __init__(
@@ -154,12 +157,14 @@ class Lane:
         path: LinkPath,
         bytes_per_s: int,
         latency_ns: int,
-        is_single: bool,
+        paths: list[LinkPath],
+        shares: list[int],
     ) -> None:
         self.path = path
         self.bytes_per_s = bytes_per_s
         self.latency_ns = latency_ns
-        self.is_single = is_single
+        self.paths = paths
+        self.shares = shares
 
 
 class Carrier:
@@ -223,8 +228,8 @@ class Carrier:
             left_bytes -= hidden
             self.moved_bytes[kind] += hidden
         parts: Parts = ((lane.path, left_bytes),)
-        if not lane.is_single:
-            parts = shard_paths(source, destination, left_bytes, self.topology)
+        if len(lane.paths) > 1:
+            parts = list(zip(lane.paths, cut_by(lane.shares, left_bytes), strict=True))
         spec = TransferSpec(kind, lane.latency_ns + setup_ns, pair)
         return self.carry(parts, spec, on_done, on_failed=on_failed, overlapped_bytes=hidden)
 
@@ -233,12 +238,14 @@ class Carrier:
         topology = self.topology
         path = topology.path(source.gpus[0], destination.gpus[0])
         rate = min([link.bytes_per_s for link in self.table.path(path)], default=0)
-        paths = [path for path, _ in shard_paths(source, destination, 0, topology)]
+        pieces = shard_shares(source, destination)
+        paths = [topology.path(src_gpu, dst_gpu) for src_gpu, dst_gpu, _ in pieces]
         lane = self._lanes[source, destination] = Lane(
             path,
             rate * min(len(source.gpus), len(destination.gpus)),
             max([topology.latency_ns(path) for path in paths]),
-            len(paths) == 1,
+            paths,
+            [share for _, _, share in pieces],
         )
         return lane
 

@@ -1,12 +1,13 @@
 """The GPUs of a replica as a grid, and how its data is cut for a transfer to another one.
 
-Owns the pairs of GPUs that talk when KV or weights go from one replica to another (`shard_moves`).
+Owns the pairs of GPUs that talk when KV or weights go from one replica to another (`shard_shares`).
 A replica's GPU list is stage by stage, the tensor-parallel ranks of a stage side by side.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,28 +26,38 @@ class Grid(msgspec.Struct, frozen=True):
         return len(self.gpus) // self.tensor_parallel
 
 
-def shard_moves(src: Grid, dst: Grid, size_bytes: int) -> list[tuple[int, int, int]]:
-    """(source GPU, destination GPU, bytes) of each piece of a replica's KV or weights.
+def shard_shares(src: Grid, dst: Grid) -> list[tuple[int, int, int]]:
+    """(source GPU, destination GPU, share) of each piece of a replica's KV or weights.
 
     Layers are cut evenly over the stages and each layer evenly over the ranks, on either side; a
     piece is what one source holds and one destination needs. Equal shapes: rank i to rank i.
-    The bytes add up to `size_bytes` exactly.
+    Shares are whole numbers; `cut_by` makes bytes of them.
     """
-    pieces: list[tuple[int, int, int]] = []
-    for src_stage, dst_stage, stage_part in _overlaps(src.pipeline_parallel, dst.pipeline_parallel):
-        for src_rank, dst_rank, rank_part in _overlaps(src.tensor_parallel, dst.tensor_parallel):
-            src_gpu = src.gpus[src_stage * src.tensor_parallel + src_rank]
-            dst_gpu = dst.gpus[dst_stage * dst.tensor_parallel + dst_rank]
-            pieces.append((src_gpu, dst_gpu, stage_part * rank_part))
-    total = sum(part for _, _, part in pieces)
-    moves: list[tuple[int, int, int]] = []
-    cut = 0
-    for src_gpu, dst_gpu, part in pieces:
-        # Differences of running floors: no byte is lost to rounding.
-        start_bytes = size_bytes * cut // total
-        cut += part
-        moves.append((src_gpu, dst_gpu, size_bytes * cut // total - start_bytes))
-    return moves
+    return [
+        (
+            src.gpus[src_stage * src.tensor_parallel + src_rank],
+            dst.gpus[dst_stage * dst.tensor_parallel + dst_rank],
+            stage_part * rank_part,
+        )
+        for src_stage, dst_stage, stage_part in _overlaps(
+            src.pipeline_parallel, dst.pipeline_parallel
+        )
+        for src_rank, dst_rank, rank_part in _overlaps(src.tensor_parallel, dst.tensor_parallel)
+    ]
+
+
+def cut_by(shares: Sequence[int], size_bytes: int) -> list[int]:
+    """The bytes of each share, which add up to `size_bytes` exactly: differences of running floors,
+    so that no byte is lost to rounding."""
+    total = sum(shares)
+    parts: list[int] = []
+    cut = start_bytes = 0
+    for share in shares:
+        cut += share
+        end_bytes = size_bytes * cut // total
+        parts.append(end_bytes - start_bytes)
+        start_bytes = end_bytes
+    return parts
 
 
 def _overlaps(src_count: int, dst_count: int) -> list[tuple[int, int, int]]:
@@ -67,8 +78,10 @@ def _overlaps(src_count: int, dst_count: int) -> list[tuple[int, int, int]]:
 def shard_paths(
     src: Grid, dst: Grid, size_bytes: int, topology: Topology
 ) -> list[tuple[LinkPath, int]]:
-    """`shard_moves` as the parts of `FlowTable.start_group`."""
+    """The pieces of a transfer as the parts of `FlowTable.start_group`."""
+    pieces = shard_shares(src, dst)
+    sizes = cut_by([share for _, _, share in pieces], size_bytes)
     return [
         (topology.path(src_gpu, dst_gpu), part_bytes)
-        for src_gpu, dst_gpu, part_bytes in shard_moves(src, dst, size_bytes)
+        for (src_gpu, dst_gpu, _), part_bytes in zip(pieces, sizes, strict=True)
     ]

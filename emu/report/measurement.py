@@ -73,6 +73,14 @@ def read_measurement(path: Path) -> Measurement:
         places = [path / "requests.jsonl", path / "vllm" / "requests.jsonl"]
         path = next((place for place in places if place.is_file()), places[0])
     data = read_input(path)
+    if data.strip() and data.lstrip()[:1] not in b"{[":
+        raise InputError(
+            str(path),
+            None,
+            "",
+            "expected requests of a real server as lines of JSON, or the result file of a "
+            "benchmark (docs/measured.md)",
+        )
     try:
         whole = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -8,8 +8,8 @@ Each is one change of one place of the program's tree: another arithmetic operat
 that includes its bound or not, a figure that is off by one, a call that is dropped, branches that
 are swapped, a time in another unit. They are drawn over all places, by a hash of seed, file,
 function and change, so that the draw is the same while other code changes. The tests that enter the
-block of the change run until one fails, those of its own package first; then the worlds of the
-campaign that enter it, the cheapest first, each within a bound of CPU time. What has been judged
+block of the change run until one fails that fails alone, too, and passes without the change, those
+of its own package first; then the worlds of the campaign that enter it, the cheapest first, each within a bound of CPU time. What has been judged
 stands in the results and is not run again, so that a run that was cut short goes on. Survivors
 stand in `survivors.txt` beside this file, those that change nothing with the reason; with
 `--survivors` another one is an error. `--list` prints the places only.
@@ -179,6 +179,8 @@ class Judge:
         self._patched = patched
         self._tests = tests
         self._worlds = worlds
+        self._passes: dict[str, bool] = {}
+        """Tests that found something, alone and without any change."""
 
     def result(self, mutant: Mutant) -> Result:
         """What tests find; where they find nothing, what worlds find."""
@@ -189,11 +191,26 @@ class Judge:
         tests.sort(key=lambda unit: (not unit.name.startswith(own), unit.took_s))
         worlds = self._worlds.reaching(*place)
         counts = (len(tests), len(worlds))
-        found = self._found(mutant, text, "tests", _within(tests, TESTS_S))
+        found = self._found_by_tests(mutant, text, _within(tests, TESTS_S))
         if found:
             return Result(mutant.name, found, "", counts)
         found = self._found(mutant, text, "campaign", _within(worlds, WORLDS_S))
         return Result(mutant.name, "", found, counts)
+
+    def _found_by_tests(self, mutant: Mutant, text: bytes, names: list[str]) -> str:
+        """The first finding of a test that finds it alone, too, and finds nothing without it."""
+        while names:
+            found = self._found(mutant, text, "tests", names)
+            name = next((name for name in names if found.startswith(f"FAILED {name} - ")), None)
+            if name is None:
+                return found
+            if name not in self._passes:
+                as_it_is = (ROOT / mutant.file).read_bytes()
+                self._passes[name] = not self._found(mutant, as_it_is, "tests", [name])
+            if self._passes[name] and self._found(mutant, text, "tests", [name]):
+                return found
+            names = names[names.index(name) + 1 :]
+        return ""
 
     def _found(self, mutant: Mutant, text: bytes, job: str, units: list[str]) -> str:
         return self._patched.found_by(mutant.file, text, job, units, 90) if units else ""
@@ -253,8 +270,9 @@ def main() -> int:
         known = {name: r for name, r in known.items() if r.tests or r.campaign}
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     left = [mutant for mutant in mutants if mutant.name not in known]
-    with Patched() as patched:
-        tests = [read_record(path) for path in arguments.tests]
+    tests = [read_record(path) for path in arguments.tests]
+    folders = {str(Path(*Path(unit.name).parts[:2])) for one in tests for unit in one.units}
+    with Patched(sorted(folders)) as patched:
         judge = Judge(patched, tests, read_record(arguments.worlds))
         for mutant in left[: arguments.at_most or len(left)]:
             result = known[mutant.name] = judge.result(mutant)

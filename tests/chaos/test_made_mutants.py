@@ -119,7 +119,7 @@ def test_what_is_planted_is_what_runs() -> None:
     changed = text.replace(b"    return gbps * 1e9 / 8", b"    return gbps * 1e9 / 10")
     endless = text.replace(b"    return gbps * 1e9 / 8", b"    while True:\n        pass")
     tests = ["tests/network/test_topology.py"]
-    with Patched() as patched:
+    with Patched(tests) as patched:
         assert patched.found_by(file, text, "campaign", ["0"]) == ""
         found = patched.found_by(file, changed, "campaign", ["0"])
         assert found.startswith("seed 0: T3: gpu0")

@@ -18,6 +18,11 @@ def test_the_first_seeds_are_clean() -> None:
     assert list(findings(range(12), twice_every=6)) == []
 
 
+def test_a_server_that_stood_does_not_call_its_client_slow() -> None:
+    """A head came in two reads while the process stood for longer than a head may take."""
+    assert list(findings([1150], {"server": WORLDS["server"]})) == []
+
+
 @pytest.mark.slow
 @pytest.mark.doubles
 @pytest.mark.parametrize("repair", REPAIRS)

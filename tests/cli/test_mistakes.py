@@ -54,6 +54,7 @@ WRONG = [
     ("run table.toml", "expected an array, got a table; write [[nodes]]"),
     ("run old.toml", "scheduler.max_batch: unknown key"),
     ("run nothere.toml", "no such file"),
+    ("learn good.csv", "known are vllm bench serve --save-detailed"),
     ("run base.toml --seed x", "--seed: expected a whole number, got 'x'"),
     ("run base.toml --replicas 3", "not with a file: there --set replicas.0.count=N"),
     ("run base.toml --model Qwen/Qwen3-8B", "not with a file: there --set model.name=NAME"),

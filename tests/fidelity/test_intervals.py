@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
@@ -23,7 +24,8 @@ def test_a_group_has_no_say_in_its_own_interval() -> None:
     }
     middle = (0.95 * 1.05) ** (1 / 3)
     squares = sum(math.log(value / middle) ** 2 for value in near)
-    half = 1.6449 * math.sqrt(3 * squares / 6)  # three groups of one mean, six degrees of freedom
+    # Three groups of one mean: Student's t of two degrees of freedom; points have six.
+    half = 2.9200 * math.sqrt(3 * squares / 6)
     assert found["far"].low == pytest.approx(middle * math.exp(-half), rel=1e-4)
     assert found["far"].high == pytest.approx(middle * math.exp(half), rel=1e-4)
     assert found["far"].inside == 0.0
@@ -50,6 +52,19 @@ def test_nine_of_ten_points_of_new_groups_are_inside() -> None:
     assert whole.width_percent == pytest.approx(110, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 6.3138), (2, 2.9200), (3, 2.3534), (5, 2.0150), (30, 1.6973)]
+)
+def test_few_groups_state_wide_intervals(freedom: int, t: float) -> None:
+    """Two means that differ say little of how far a third may be."""
+    values = [math.exp(0.1 * (-1) ** number) for number in range(freedom + 1)]
+    groups = {str(number): [value] for number, value in enumerate(values)} | {"asked": [1.0]}
+    asked = next(one for one in stated("m", groups) if one.group == "asked")
+    logs = [math.log(value) for value in values]
+    scatter = math.sqrt(statistics.variance(logs) * (1 + 1 / len(logs)))
+    assert math.log(asked.high / asked.low) / 2 == pytest.approx(t * scatter, rel=0.004)
+
+
 def test_small_groups_are_not_judged_alone() -> None:
     near = [0.95, 0.97, 1.0, 1.03, 1.05]
     (whole,) = held(stated("m", {"a": near, "b": near, "c": near, "far": [3.0]}))
@@ -66,8 +81,8 @@ def test_what_was_not_measured_does_not_count_and_two_groups_state_nothing() -> 
 
 def test_all_groups_of_a_part_are_left_out_together() -> None:
     parts = {
-        "vllm": {"vllm, H100": [1.0, 1.1], "vllm, B200": [0.9]},
-        "sglang": {"sglang, H100": [2.0], "sglang, B200": [3.0, 3.1]},
+        "vllm": {"vllm, H100": [1.0, 1.1], "vllm, B200": [1.05]},
+        "sglang": {"sglang, H100": [2.0], "sglang, B200": [2.0, 2.1]},
     }
     found = {one.group: one for one in intervals_of({"m": parts})}
     assert found["vllm"].low > 1.1 and found["vllm"].inside == 0.0

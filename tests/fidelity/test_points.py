@@ -97,13 +97,15 @@ def test_a_configurators_servers_have_the_limits_that_it_generates(tmp_path: Pat
 
 
 def test_rows_are_doubted_by_their_neighbors_alone(tmp_path: Path) -> None:
-    """More clients never make the first token earlier; and what the tables' README lists."""
+    """More work never makes the first token earlier; and what the tables' README lists."""
     rows = [{"load_value": str(n), "ttft_ms": str(ms)} for n, ms in ((2, 900), (4, 400), (8, 500))]
     listed = {"source": "nvidia-aic-gap-analysis", "gpu": "GB200", "engine": "trtllm"}
     points = doubted(read_points(table(tmp_path, *rows, listed, listed | {"gpu": "B200"}))[0])
     assert [one.doubt for one in points] == [COLD, "", "", CONTRADICTS, ""]
-    other = doubted(read_points(table(tmp_path, rows[0], rows[1] | {"isl": "512"}))[0])
-    assert [one.doubt for one in other] == ["", ""], "prompts of another length"
+    lengths = [{"isl": "8"}, {"isl": "2048"}, {"osl": "512"}]
+    others = [doubted(read_points(table(tmp_path, rows[0], rows[1] | one))[0]) for one in lengths]
+    told = [[one.doubt for one in points] for points in others]
+    assert told == [["", ""], [COLD, ""], ["", ""]], "shorter prompts, longer ones, other outputs"
 
 
 def test_a_run_of_many_clients_is_cut_and_its_ends_count_as_in_a_whole_one(tmp_path: Path) -> None:

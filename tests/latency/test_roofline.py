@@ -1,5 +1,6 @@
 """The roofline backend: exact sums, physical bounds, and laws that any GPU obeys."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.kernels.attention import window_pairs
 from emu.latency.kernels.machine import machine_collective
 from emu.latency.kernels.operations import Ops
+from emu.latency.mixed_roofline import MixedRooflineBackend
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline import RooflineBackend
 from emu.latency.sampling import Sampling
@@ -348,3 +350,39 @@ def test_peers_that_do_not_reach_each_other_pay_for_it():
     assert fast_ns("all-reduce", 8 << 10, 2) < 6_000  # one kernel over peers' memory
     halved_ns = machine_collective(nvlink, kernels_of(nvlink), nvlink_gbps=1800)
     assert halved_ns("all-reduce", 64 << 20, 8) > 1.8 * fast_ns("all-reduce", 64 << 20, 8)
+
+
+@pytest.mark.parametrize("model", [LLAMA, "Qwen3-Next-80B-A3B-Instruct"])
+def test_attention_of_decodes_takes_longer_beside_prompts_where_one_kernel_serves_both(model):
+    """SGLang on Hopper; steps of decodes alone, and prompts alone, are what they were."""
+    gpu, spec = lookup_gpu("H200"), lookup_model(model)
+    found, others = (
+        BUNDLES[name].kernels(BUNDLES[name].model).coefficients(gpu)
+        for name in ("sglang-0.5.9", "vllm-0.15")
+    )
+    assert (found.decodes.beside_prompts, others.decodes.beside_prompts) == (3.0, 1.0)
+    alike = msgspec.structs.replace(found.decodes, beside_prompts=1.0)
+    backend = MixedRooflineBackend if spec.special_layers else RooflineBackend
+    plain, slow = (
+        backend(spec, gpu, tp=8, dtype="fp8", kernels=kernels)
+        for kernels in (msgspec.structs.replace(found, decodes=alike), found)
+    )
+    batch, mixed = decodes(64, 4000), decodes(64, 4000)
+    assert plain.iteration_ns(batch) == slow.iteration_ns(batch)
+    mixed.prefill_new, mixed.prefill_context, mixed.sequences = [512], [0], 65
+    more = slow.iteration_ns(mixed) - plain.iteration_ns(mixed)
+    decode_ns = plain.components_ns(mixed)["attention_decode"]
+    assert more == pytest.approx(2 * decode_ns, rel=1e-3)
+    assert slow.components_ns(mixed)["attention_decode"] == pytest.approx(3 * decode_ns, rel=1e-3)
+    assert sum(slow.stage_ns(mixed)) == slow.iteration_ns(mixed)
+
+
+def test_a_small_all_reduce_over_boards_of_a_rack_takes_longer():
+    """Four GPUs of a board map each other's memory; B200's machine has eight of them."""
+    rack, machine = (
+        machine_collective(gpu, kernels_of(gpu)) for gpu in map(lookup_gpu, ("GB200", "B200"))
+    )
+    size = 16 << 10
+    inside, over = (rack("all-reduce", size, ranks) for ranks in (4, 8))
+    assert over - inside > 6_500
+    assert machine("all-reduce", size, 8) < over - 4_000

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from emu.config.schema import GpuTable, NodeTable, ReplicaTable
 from emu.errors import InputError
-from emu.network.grids import Grid, shard_moves, shard_paths
+from emu.network.grids import Grid, cut_by, shard_paths, shard_shares
 from emu.network.placement import place
 from emu.network.topology import build_topology
 
@@ -158,6 +158,13 @@ def test_every_gpu_has_at_most_one_replica(shapes, machines):
         return
     used = [gpu for gpus in lists for gpu in gpus]
     assert len(used) == len(set(used)) == needed
+
+
+def shard_moves(src: Grid, dst: Grid, size_bytes: int) -> list[tuple[int, int, int]]:
+    """(source GPU, destination GPU, bytes) of each piece."""
+    pieces = shard_shares(src, dst)
+    sizes = cut_by([share for _, _, share in pieces], size_bytes)
+    return [(*pair, size) for (*pair, _), size in zip(pieces, sizes, strict=True)]
 
 
 def test_equal_shapes_talk_rank_to_rank():

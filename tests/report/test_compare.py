@@ -350,6 +350,7 @@ def test_vllm_bench_results_detailed_and_plain(tmp_path: Path) -> None:
         ('{"ttfts": [1], "itls": [["x"]], "output_lens": [2]}', "m.json: itls.0: expected numbers"),
         ('{"ttfts": [1], "itls": [[]], "output_lens": [0]}', "m.json: no measured request"),
         ("[1]", "m.json:1: expected a JSON object"),
+        ("a,b\n1,2\n", "m.json: expected requests of a real server as lines of JSON, or the result"),
         ("\n{", "m.json:2: not valid JSON: "),
         ('{"a":' * 100_000, "m.json:1: not valid JSON: "),
         (line(0, 0, 0, 1, 2, 3).replace("1,", '"x",', 1).replace('"first_token_ts": 1', '"first_token_ts": "x"'), "m.json:1: first_token_ts: expected a number, got 'x'"),

@@ -21,6 +21,7 @@ from emu.apps.chaos.strikes import Place, fault_parts
 from emu.apps.chaos.truth.judges import Written, truth_of
 from emu.apps.chaos.truth.tape import Record
 from emu.apps.chaos.worlds.world import World
+from emu.cluster.audit import summary_of
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.documents import Document
@@ -29,7 +30,7 @@ from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.interrupts import scratch
 from emu.report.history import History
-from emu.report.summary import build_summary, plain_summary
+from emu.report.summary import plain_summary
 from emu.world import Cluster, Outcome, Ports, emulate, prepare
 from emu.world import World as EmulatedWorld
 
@@ -216,7 +217,8 @@ def _files_of(emulated: EmulatedWorld, directory: Path) -> dict[str, bytes]:
     assert outcome is not None
     is_whole = outcome.error is None
     stats = recorder.requests.finish(partial=not is_whole)
-    summary = build_summary(stats, recorder.gaps.finish(), emulated.facts(), cluster.config.slo)
+    gaps = recorder.gaps.finish()
+    summary = summary_of(cluster, recorder, stats, gaps, emulated.facts())
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(plain_summary(summary))
     return files

@@ -70,7 +70,8 @@ def _of_lines(source: str, data: bytes, problem: str) -> list[Level]:
         try:
             row = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(source, line, "", f"not valid JSON: {error}") from None
+            known = "" if rows else f"; {_KNOWN}"
+            raise InputError(source, line, "", f"not valid JSON: {error}{known}") from None
         if not isinstance(row, dict):
             raise InputError(source, line, "", "expected a JSON object")
         rows.append((line, row))

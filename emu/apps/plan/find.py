@@ -41,6 +41,7 @@ from emu.apps.plan.layouts import (
 from emu.apps.plan.pace import Loads
 from emu.apps.plan.question import Objective, Question
 from emu.apps.plan.scaled import NOT_SCALED, SPAN
+from emu.apps.plan.search import Asked
 from emu.apps.plan.spans import STAYS_MIN, Spans, spans_of
 from emu.apps.plan.survive import Fate, Survival
 from emu.apps.plan.tables import (
@@ -192,8 +193,20 @@ class Finding:
             known = (quick, first)
         self._near(trials, known, half, partial(teller.best, half, "with 50 %"))
         told = partial(teller.best, judge, f"with {100 * question.confidence:g} %")
-        self._near(trials, (half, *known), judge, told)
+        if not self._holds_as_cheap(trials, half, judge):
+            self._near(trials, (half, *known), judge, told)
+        told()
         return judge, half
+
+    def _holds_as_cheap(self, trials: Trials, half: Judge, judge: Judge) -> bool:
+        """Whether the best with one half holds with the confidence too: then none is cheaper, as
+        what holds in so many draws holds in half of the first ones."""
+        others = len(judge.worlds) - len(half.worlds)
+        if judge.needed - others < half.needed or self.question.systems != (NOT_SCALED,):
+            return False
+        least = trials.best_cost(half)
+        bests = tuple(one for one in trials.good(half) if trials.cost(one) == least)
+        return any(trials.answer([Asked(bests)], judge)[0]) if bests else False
 
     def _near(
         self, trials: Trials, known: Sequence[Judge], judge: Judge, told: Callable[[], None]
@@ -428,7 +441,7 @@ def _answered(
     driver.line = f"{best.label}: the day" if question.day else driver.line
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
-    survival = _survivors(finding, trials, driver, judge, [*shown.values(), *others])
+    survival = _survivors(finding, trials, driver, (judge, half), [*shown.values(), *others])
     survivor = survival.cheapest
     tables = checked_tables(finding.plain, question, survivor or best, worlds.spans)
     if len(question.seeds) == 1:
@@ -498,12 +511,18 @@ class _Survivors(NamedTuple):
 
 
 def _survivors(
-    finding: Finding, trials: Trials, driver: Driver, judge: Judge, bests: Sequence[Candidate]
+    finding: Finding,
+    trials: Trials,
+    driver: Driver,
+    judges: tuple[Judge, Judge | None],
+    bests: Sequence[Candidate],
 ) -> _Survivors:
     """Nothing if none was asked for.
 
-    `bests`: of each layout, of those that meet with the confidence first.
+    `judges`: with the confidence, and with one half; `bests`: of each layout, of those that meet
+    with the confidence first.
     """
+    judge, half = judges
     question = finding.question
     statics = [one for one in bests if one.scaling is None]
     if not question.survive or not statics:
@@ -514,7 +533,9 @@ def _survivors(
     of_best = survival.fates(statics[0])
     found, fates = survival.cheapest(statics)
     if found is not None:
-        trials.run([(found, world) for world in [*judge.worlds, *finding.worlds.plain]])
+        # What is left of it after each loss holds with the confidence; its own figures need less.
+        shown = (half or judge).worlds
+        trials.run([(found, world) for world in [*shown, *finding.worlds.plain]])
     return _Survivors(found, fates, of_best)
 
 

@@ -180,9 +180,19 @@ class Survival:
             left.append(Candidate(candidate.layout, prefill, decode))
         if self._question.away_s:  # it is back before long: the run with the loss judges
             left = [candidate]
-        return all(
-            self._trials.answer([Asked((one,))], self._judge)[0][0] for one in dict.fromkeys(left)
+        return all(self._holds(one) for one in dict.fromkeys(left))
+
+    def _holds(self, left: Candidate) -> bool:
+        """Whether it meets; without a run if one of its layout with as few of each role, or fewer,
+        does (the search assumes the same: `docs/lab/plan-search.md`)."""
+        is_more = any(
+            one.layout == left.layout
+            and one.scaling is None
+            and one.prefill <= left.prefill
+            and one.decode <= left.decode
+            for one in self._trials.good(self._judge)
         )
+        return is_more or self._trials.answer([Asked((left,))], self._judge)[0][0]
 
     def _apart(self, candidate: Candidate) -> Candidate:
         """The same on so many machines that one loss cannot take all."""

@@ -51,6 +51,8 @@ BODY_FACTOR: Final = 6
 """A whole call may take so many times as long as its head."""
 _PATIENCE_S: Final = 0.02
 """Wall time for which a call that is not whole yet may hold the emulation."""
+_STOOD_S: Final = 0.5
+"""A time-out that is so late says that this process stood, not that the client is slow."""
 _AGE_MIN_NS: Final = 8_000_000
 """Ages below this are the grain of the system's clock (at most 4 ms), not lateness."""
 _TCP_INFO: Final = 11
@@ -249,8 +251,12 @@ class LiveProtocol(H11Protocol):
             self._deadline = self.loop.call_later(limit_s, self._on_deadline)
 
     def _on_deadline(self) -> None:
+        late_s = self.loop.time() - self._deadline.when() if self._deadline else 0.0
         self._deadline = None
         if self.transport.is_closing():
+            return
+        if late_s > _STOOD_S:  # this process stood, and may not have read what came meanwhile
+            self._deadline = self.loop.call_later(_STOOD_S, self._on_deadline)
             return
         if self._is_timing_body:  # the application waits for the rest
             self.transport.abort()

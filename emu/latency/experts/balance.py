@@ -19,10 +19,6 @@ from emu.latency.experts.popularity import Popularity
 
 _AGES: Final = 4
 """Ages of a plan that its mean effect is taken over."""
-PLAN_LIKENESS: Final = 0.995
-"""Correlation of the logarithms of the loads that a fresh plan was made from and of those that it
-serves. TensorRT-LLM's ranks were 11 per cent above the mean with EPLB, 288 slots on 32 ranks and
-256 tokens of each (tech blog 4); equal loads would give 5, these 10."""
 
 
 class Deal(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +33,9 @@ class Deal(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 42
     plans: bool = False
     """Experts are placed by load; else in order."""
+    likeness: float = 1.0
+    """Correlation of the logarithms of the loads that a fresh plan was made from and of those it
+    serves."""
     interval_s: float = 0.0
     drift_s: float = 0.0
 
@@ -76,11 +75,11 @@ class Balance:
         """How alike the loads of a plan and those of now are, over the plan's life."""
         deal = self.deal
         if not deal.plans or not deal.drift_s:
-            return [PLAN_LIKENESS]
+            return [deal.likeness]
         if not deal.interval_s:
             return [0.0]  # the plan is as old as the server
         ages = [(at + 0.5) / _AGES * deal.interval_s for at in range(_AGES)]
-        return [PLAN_LIKENESS * math.exp(-age / deal.drift_s) for age in ages]
+        return [deal.likeness * math.exp(-age / deal.drift_s) for age in ages]
 
     def skew(self, rows: float) -> float:
         """Rows of the busiest rank beside the mean, where the mean is `rows`."""

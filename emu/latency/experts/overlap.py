@@ -36,6 +36,9 @@ CONTENTION: Final = 1.189
 """Times that computation takes beside communication: the mean of a study of training steps on four
 A100, H100, MI210 and MI250 (arXiv 2507.03114; its maximum is 1.4). Its collectives hold processors
 too, so some of this may be counted twice where `Exchange.processors` is not 0."""
+_HELD: Final = 60.0 / 173.0
+"""Part of a low-latency kernel's time in which it sends or receives on all processors, so that
+nothing else runs: 60 us of a dispatch of 128 tokens (LMSYS, 2025-05-05, of DeepEP's 173 us)."""
 _DOWN: Final = 1.0 / 3.0
 """The second product's part of gated experts: one matrix of three."""
 
@@ -155,10 +158,11 @@ class OverlappedBackend:
         """A half's turn of a decode layer: what does not depend on context, what the combination
         hides behind beside attention, how much slower that is, and the combination."""
         half = self._parts_of(ceil_div(tokens, 2))
-        slowed = self._slowed(half)
-        first_s = max((half.shared_s + half.before_s) * slowed, half.dispatch_s)
-        fixed_ns = _ns(first_s + half.experts_s)
-        return fixed_ns, _ns(half.after_s * slowed), slowed, _ns(half.combine_s)
+        slowed, held = (self._slowed(half), 0.0) if half.processors else (1.0, _HELD)
+        first_s = (half.shared_s + half.before_s) * slowed + held * half.dispatch_s
+        fixed_ns = _ns(max(first_s, half.dispatch_s) + half.experts_s)
+        after_s = half.after_s * slowed + held * half.combine_s
+        return fixed_ns, _ns(after_s), slowed, _ns(half.combine_s)
 
     def _slowed(self, part: LayerParts) -> float:
         """Times that computation takes beside the exchange."""

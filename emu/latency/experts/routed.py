@@ -119,6 +119,7 @@ def make_balance(context: LatencyContext, setting: ExpertSetting) -> Balance | N
         nodes=-(-context.expert_parallel // context.gpus_per_machine),
         seed=context.seed,
         plans=bool(setting.redundant or setting.interval_s),
+        likeness=setting.likeness,
         interval_s=setting.interval_s,
         drift_s=setting.drift_s,
     )

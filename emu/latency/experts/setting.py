@@ -43,6 +43,8 @@ class ExpertSetting(msgspec.Struct, frozen=True, kw_only=True):
     """None: a spread without an effect between ranks."""
     redundant: int = 0
     """Slots of a layer beyond its experts, on all ranks together: a number of copies."""
+    likeness: float = 1.0
+    """Of the loads that experts are placed by to those that they serve (`Deal`)."""
     interval_s: float = 0.0
     drift_s: float = 0.0
     overlap_decode_tokens: int = 0
@@ -112,12 +114,15 @@ def expert_setting(
         name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
         wrong(name, problem)
+    if "eplb_likeness" in said and not (keys.redundant_experts or keys.eplb_interval_s):
+        wrong("eplb_likeness", "experts are placed by load with redundant_experts or an interval")
     _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
         all2all=all2all,
         overlap=overlap,
         popularity=_popularity(keys, all2all, experts.count, source),
         redundant=keys.redundant_experts,
+        likeness=keys.eplb_likeness,
         interval_s=keys.eplb_interval_s,
         drift_s=keys.expert_drift_s,
         overlap_decode_tokens=defaults.overlap_decode_tokens,

@@ -16,7 +16,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -57,7 +57,7 @@ REPAIRS: Final[
 
 
 def findings(
-    seeds: range, worlds: Mapping[str, World] = WORLDS, *, twice_every: int = _TWICE_EVERY
+    seeds: Sequence[int], worlds: Mapping[str, World] = WORLDS, *, twice_every: int = _TWICE_EVERY
 ) -> Iterator[tuple[int, str]]:
     """(seed, problem), as they are found."""
     for seed in seeds:

@@ -1,10 +1,11 @@
 """What callers asked for, read from the lines of the workload, against what they got.
 
 Restates docs/workloads.md apart from the readers: which lines are asked and when (`start_s`,
-`limit`, `time_scale`), how long prompts and outputs are, when a client gives up, and when the next
-turn of a session is asked. What callers got are the rows of requests.csv; when a request was taken
-back the history says. Lines that the configuration moves by other keys (`rate_per_s`, `upscale`,
-`concurrency`, `max_in_flight`), overloads and fleets of models keep their lengths, not their times.
+`limit`, `time_scale`, `rate_per_s`, `upscale`), how long prompts and outputs are, when a client
+gives up, and when the next turn of a session is asked. What callers got are the rows of
+requests.csv; when a request was taken back the history says. In a closed loop (`concurrency`,
+`max_in_flight`) so many lines are on their way at most. Overloads and fleets of models keep their
+lengths, not their times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from emu.apps.chaos.truth.tape import Record, Tape, to_ns
 from emu.apps.chaos.truth.windows import Windows
 
 Row = Mapping[str, str]
-_MOVED: Final = ("rate_per_s", "upscale", "concurrency", "max_in_flight")
+_MOVED: Final = ("concurrency", "max_in_flight")
 """Keys of `[workload]` after which a line does not arrive when it says."""
 
 
@@ -40,17 +41,19 @@ class Ask(msgspec.Struct, frozen=True):
     deadline_ns: int = -1
     """When it is to be done, after its arrival; -1 = at any time."""
     has_images: bool = False
+    line: int = 0
+    """Of the workload: a session is one."""
 
 
 def asked(tape: Tape, lines: Sequence[Record]) -> list[Ask]:
     """Every request of the lines, by number: the turns of a session follow each other."""
     workload = tape.config.workload
     start_ns = to_ns(workload.start_s)
-    is_moved = any(_is_given(tape, key) for key in _MOVED)
+    is_moved = clients_of(tape) > 0
     kept = [line for line in lines if line["arrival_time_ns"] >= start_ns]
     found: list[Ask] = []
-    for line in kept[: workload.limit or None]:
-        at_ns = round((line["arrival_time_ns"] - start_ns) * workload.time_scale)
+    arrivals_ns = _arrivals_ns(tape, kept, start_ns)
+    for number, (line, at_ns) in enumerate(zip(kept, arrivals_ns, strict=False)):
         turns, first = line.get("sub_requests", [line]), len(found)
         for index, turn in enumerate(turns):
             after = turn.get("after")
@@ -70,15 +73,28 @@ def asked(tape: Tape, lines: Sequence[Record]) -> list[Ask]:
                     patience_ns=turn.get("cancel_after_ns", -1),
                     deadline_ns=turn.get("deadline_ns", -1),
                     has_images="images" in turn,
+                    line=number,
                 )
             )
     return found
 
 
-def _is_given(tape: Tape, key: str) -> bool:
-    """Whether `[workload]` gives a key a value with an effect; `upscale` has none as 1."""
-    value = msgspec.structs.asdict(tape.config.workload).get(key)
-    return bool(value) and (key, value) != ("upscale", 1)
+def _arrivals_ns(tape: Tape, kept: Sequence[Record], start_ns: int) -> list[int]:
+    """When lines arrive: so many at each time of the file, at the mean rate if one is asked for."""
+    keys = msgspec.structs.asdict(tape.config.workload)
+    each = keys.get("upscale") or 1
+    count = min(len(kept), keys["limit"] or len(kept))
+    times_ns = [kept[number // each]["arrival_time_ns"] - start_ns for number in range(count)]
+    scale = tape.config.workload.time_scale
+    if rate_per_s := keys.get("rate_per_s"):
+        scale = (count - 1) / ((max(times_ns) - min(times_ns)) / 1e9) / rate_per_s
+    return [round(at_ns * scale) for at_ns in times_ns]
+
+
+def clients_of(tape: Tape) -> int:
+    """Of a closed loop, or lines that may be on their way at once; 0 = any number."""
+    keys = msgspec.structs.asdict(tape.config.workload)
+    return max(keys.get(key) or 0 for key in _MOVED)
 
 
 def _clipped(tokens: int, most: int) -> int:
@@ -163,9 +179,28 @@ class Clients:
                 self._judge_patience(request, ask, place, row)
             before = [(by_request[one][-1][1], ns) for one, ns in ask.waits if by_request[one]]
             self._judge_arrival(request, ask, tries[0][1], before)
+        if clients_of(self._tape) and not self._is_repeated:
+            self._judge_loop(clients_of(self._tape), by_request)
         if not self._is_repeated and len(by_request) > len(self._asked):
             extra = len(by_request) - len(self._asked)
             self._tape.say(f"T7: {extra} requests have rows, and no line asked for them")
+
+    def _judge_loop(self, most: int, by_request: Mapping[int, Sequence[tuple[int, Row]]]) -> None:
+        """No more lines are on their way than there are clients; each until all of it has ended."""
+        spans: dict[int, list[int]] = {}
+        for request, ask in enumerate(self._asked):
+            for place, row in by_request.get(request, ()):
+                span = spans.setdefault(ask.line, [int(row["arrival_ns"]), 0])
+                span[1] = max(span[1], self._ended_ns[place])
+        steps = [(since_ns, 1) for since_ns, _ in spans.values()]
+        steps += [(until_ns, 0) for _, until_ns in spans.values()]
+        now = 0
+        for at_ns, is_start in sorted(steps):
+            now += 1 if is_start else -1
+            self._tape.count("closed_loop")
+            if now > most:
+                self._tape.say(f"T7: {now} lines are on their way at {at_ns} ns, {most} may be")
+                return
 
     def _judge_lengths(self, request: int, ask: Ask, row: Row) -> None:
         said = {

@@ -39,6 +39,10 @@ class Iterations:
         self._free_ns: dict[tuple[int, int], int] = {}
         """When each stage of a replica is free again."""
         self._seen: dict[Any, float] = {}
+        self._again = {
+            row for record in tape.by_event["batch"] for row in record.get("preempted", ())
+        }
+        """Rows that compute outputs again."""
 
     def judge(self) -> None:
         """Every iteration took what it should have."""
@@ -165,7 +169,8 @@ class Iterations:
         whole_ps = whole_cost_ps(seat, formed["members"], chunks)
         spent = self._beside.spent(seat.replica, formed["batch"])
         if whole_ps is None and self._beside.knows(seat) and not spent.adapters:
-            whole_ps = _linear_ps(seat, formed["members"], chunks)
+            members = self._with_drafts(seat, formed)
+            whole_ps = None if members is None else _linear_ps(seat, members, chunks)
         if whole_ps is not None:
             whole_ps += 1000 * spent.wait_ns
         factor = self._windows.factor(seat.replica, start_ns)
@@ -184,6 +189,34 @@ class Iterations:
         tape.count("linear_cost")
         if abs(took_ns - due_ns) > slack_ns and not at_edge:
             tape.say(f"T2: {where} took {took_ns} ns, should {due_ns} ns")
+
+    def _with_drafts(self, seat: Seat, formed: Record) -> list[list[int]] | None:
+        """Members of a batch, drafts among their tokens, with those whose output has ended since.
+
+        An engine that works ahead verifies all drafts of these once more. None where what was
+        computed before cannot be told from drafts.
+        """
+        members: list[list[int]] = list(formed["members"])
+        if "verified" not in formed:
+            return members
+        count, tokens, context = formed["verified"]
+        ours = [
+            (before, new)
+            for row, before, new in members
+            if new > 1 and before >= self._tape.arrived[row]["prompt"]
+        ]
+        over = count - len(ours)
+        if over < 0 or any(member[0] in self._again for member in members):
+            return None
+        due = sum(new for _, new in ours) + over * (1 + seat.drafts)
+        self._tape.count("verified")
+        if tokens != due:
+            self._tape.say(
+                f"T2: batch {formed['batch']} of replica {seat.replica} verifies {tokens} tokens, "
+                f"should {due}: {over} of its {count} sequences have ended"
+            )
+        left = context - sum(before for before, _ in ours)
+        return [*members, [-1, left, over * (1 + seat.drafts)]] if count else members
 
     def _alike(
         self,
@@ -255,8 +288,8 @@ def _linear_ps(
         was = next(member for member in members if member[0] == row)
         new += tokens - was[2]
         context += before - was[1]
-    singles = any(member[2] == 1 for member in members)
-    if table.prefill_tokens_per_s and not singles:
+    has_outputs = any(member[2] == 1 or member[0] < 0 for member in members)
+    if table.prefill_tokens_per_s and not has_outputs:
         return int(new * round(1e12 / table.prefill_tokens_per_s))
     base, token, before = table.base_us, table.per_token_us, table.per_context_token_us
     return int(round(base * 1e6) + new * round(token * 1e6) + context * round(before * 1e6))

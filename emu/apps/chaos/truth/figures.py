@@ -217,14 +217,13 @@ class Figures:
             "tpot": [tpot_ns(story) for story in done],
             "e2el": [story.last_ns - story.arrived_ns for story in done],
         }
-        if not self._drafts:
-            told["itl"] = [
-                b - a
-                for story in self.stories.values()
-                for a, b in zip(story.tokens, story.tokens[1:], strict=False)
-            ]
-            if summary["itl_samples"] != len(told["itl"]):
-                self._say("itl_samples", summary["itl_samples"], len(told["itl"]))
+        told["itl"] = [
+            b - a
+            for story in self.stories.values()
+            for a, b in zip(story.tokens, story.tokens[1:], strict=False)
+        ]
+        if summary["itl_samples"] != len(told["itl"]):
+            self._say("itl_samples", summary["itl_samples"], len(told["itl"]))
         for metric, values in told.items():
             count = max(1, len(values))
             mean = sum(values) / count

@@ -139,14 +139,10 @@ class Forming:
 
     def _tokens(self, record: Record) -> None:
         book = self._books.get(record["replica"])
-        for row in record["rows"]:
-            self._got[row] += len(record["ends"])
-            if book is None or row not in book.running:
-                continue
-            if self._got[row] >= self._tape.arrived[row]["output"]:
-                seat = self._tape.seats[record["replica"]]
+        for row in self._tape.completed(record, self._got):
+            if book is not None and row in book.running:
                 tokens = book.running.pop(row)
-                if seat.is_ahead:
+                if self._tape.seats[record["replica"]].is_ahead:
                     book.leaving[row] = tokens
 
     def _batch(self, record: Record) -> None:

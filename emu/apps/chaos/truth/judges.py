@@ -20,12 +20,18 @@ from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.made import judge_made
+from emu.apps.chaos.truth.models import judge_models
 from emu.apps.chaos.truth.places import judge_places
 from emu.apps.chaos.truth.planners import Planners
 from emu.apps.chaos.truth.power import Power
 from emu.apps.chaos.truth.ranks import Ranks
 from emu.apps.chaos.truth.rebalancing import judge_rebalancing
-from emu.apps.chaos.truth.recovery import judge_clients, judge_loads, judge_returns
+from emu.apps.chaos.truth.recovery import (
+    judge_clients,
+    judge_loads,
+    judge_overloads,
+    judge_returns,
+)
 from emu.apps.chaos.truth.rejections import judge_rejections
 from emu.apps.chaos.truth.remembered import Remembered, said_in
 from emu.apps.chaos.truth.routes import Routes
@@ -93,6 +99,7 @@ def truth_of(
     judge_returns(tape)
     judge_loads(tape)
     judge_clients(tape)
+    judge_overloads(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
     judge_sharing(tape)
@@ -107,6 +114,7 @@ def truth_of(
         judge_waits(tape, written.rows, written.summary)
         judge_sums(tape, written.rows, written.summary)
         judge_execution(tape, written.rows)
+        judge_models(tape, written.rows, written.summary)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)

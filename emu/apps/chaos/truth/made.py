@@ -59,7 +59,10 @@ def _arrivals(tape: Tape, made: SyntheticTable, times_s: list[float], times_ns: 
                 return
         return
     if table.process == "gamma":
-        return  # gaps that vary otherwise: only their mean is known here
+        gaps = [after - before for before, after in pairwise([0.0, *times_s])]
+        shape = 1 / table.cv**2
+        _compare(tape, "gaps", gaps, lambda gap: _gamma(shape, gap * table.rate_per_s * shape))
+        return
     expected = [_expected(table, at_s) for at_s in times_s]
     count, last = len(expected), expected[-1]
     if not made.duration_s and abs(count - last) > 6 * math.sqrt(count) + 3:
@@ -90,6 +93,19 @@ def _expected(table: ArrivalsTable, at_s: float) -> float:
             total += rate * span_s + slope * span_s * span_s / 2
         return total
     return table.rate_per_s * at_s
+
+
+def _gamma(shape: float, most: float) -> float:
+    """The part of a gamma distribution of scale 1 that is at most so much (its power series)."""
+    if most <= 0.0:
+        return 0.0
+    term = total = 1 / shape
+    place = shape
+    while term > 1e-12 * total:
+        place += 1
+        term *= most / place
+        total += term
+    return min(1.0, total * math.exp(shape * math.log(most) - most - math.lgamma(shape)))
 
 
 def _lengths(tape: Tape, what: str, table: LengthsTable, lengths: list[int]) -> None:

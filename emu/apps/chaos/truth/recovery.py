@@ -1,14 +1,19 @@
-"""Recovery (docs/faults.md): when dead replicas are back, loads end and clients ask again."""
+"""Recovery and clients (docs/faults.md): when dead replicas are back, loads end, clients ask again.
+
+In an overload each request comes as often as the fault says.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Final
 
-from emu.apps.chaos.truth.tape import Tape, to_ns
+from emu.apps.chaos.truth.tape import FOREVER_NS, Span, Tape, to_ns
 
 LOADING: Final = ("loading_prefill", "loading_decode", "loading_colocated", "new_prefill")
+_COPIES: Final = 1 << 40
+"""Numbers of requests that an overload adds begin here."""
 
 
 def judge_returns(tape: Tape) -> None:
@@ -111,3 +116,31 @@ def judge_clients(tape: Tape) -> None:
         tape.count("retries")
         if due_ns < tape.end_ns and due_ns not in later:
             tape.say(f"T6: the client of request {request} was to ask again at {due_ns} ns")
+
+
+def judge_overloads(tape: Tape) -> None:
+    """With each request that arrives in an overload come its copies, and at no other time."""
+    spans: list[tuple[Span, int]] = []
+    for fault in tape.faults:
+        if fault["kind"] == "overload":
+            since_ns = to_ns(fault["at_s"])
+            lasts = fault.get("duration_s")
+            until_ns = FOREVER_NS if lasts is None else since_ns + to_ns(lasts)
+            spans.append((Span(since_ns, until_ns), max(1, round(fault["factor"])) - 1))
+    if not spans:
+        return
+    never = {r["row"] for r in tape.by_event["ended"] if r.get("reason") == "session_ended"}
+    first: dict[int, int] = {}
+    for record in tape.by_event["arrived"]:
+        if record["row"] in never:
+            continue  # a turn before it did not complete: it is not sent
+        first.setdefault(record["request"], record["at_ns"])
+    asked = Counter(at_ns for request, at_ns in first.items() if request < _COPIES)
+    added = Counter(at_ns for request, at_ns in first.items() if request >= _COPIES)
+    edges = {at_ns for span, _ in spans for at_ns in (span.since_ns, span.until_ns)}
+    edges.add(tape.end_ns)  # the run ends with its last request, if that is refused at once
+    for at_ns in (asked | added).keys() - edges:
+        due = asked[at_ns] * sum(copies for span, copies in spans if span.holds(at_ns))
+        tape.count("overload")
+        if added[at_ns] != due:
+            tape.say(f"T1: {added[at_ns]} copies arrive at {at_ns} ns, {due} should")

@@ -84,7 +84,9 @@ class Seat(msgspec.Struct, frozen=True):
     is_plain: bool
     """Iterations have nothing that costs besides: of features, drafts, or weights elsewhere."""
     is_beside: bool
-    """What its iterations have besides is restated by `beside`: loads of adapters, masks."""
+    """What its iterations have besides is restated by `beside`: adapters, masks, free drafts."""
+    drafts: int
+    """Of a sequence in a step; 0 = none, or a tree of them."""
     is_outside: bool
     """Some of its weights are in the memory of the machine, and it is plain otherwise."""
     adapter_ns: tuple[int, int]
@@ -135,6 +137,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             served=replica.served,
             is_plain=kind == "plain",
             is_beside=kind == "beside",
+            drafts=_drafts(replica),
             is_outside=kind == "outside",
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
@@ -214,7 +217,17 @@ def _kind(replica: ReplicaPlan, plan: Plan) -> str:
         return "" if parts else "outside"
     table = msgspec.structs.asdict(replica.scheduler)
     restated = bool(table.get("enable_lora")) + bool(table.get("guided_share"))
+    restated += bool(_drafts(replica)) and table["speculative_config"].draft_step_us <= 0
     return ("beside" if parts else "plain") if parts == restated else ""
+
+
+def _drafts(replica: ReplicaPlan) -> int:
+    """Drafts that are looked up, or made in no time, one after the other."""
+    drafts = msgspec.structs.asdict(replica.scheduler).get("speculative_config")
+    if drafts is None or drafts.eagle_topk > 1:
+        return 0
+    is_free = drafts.method == "ngram" or drafts.draft_step_us == 0
+    return int(drafts.num_speculative_tokens) if is_free else 0
 
 
 def _adapter_ns(replica: ReplicaPlan, plan: Plan) -> tuple[int, int]:

@@ -201,11 +201,8 @@ class Standing:
 
     def _tokens(self, record: Record) -> None:
         desk = self._desks.get(record["replica"])
-        for row in record["rows"]:
-            self._got[row] += len(record["ends"])
-            if desk is None or row not in desk.running:
-                continue
-            if self._got[row] >= self._tape.arrived[row]["output"]:
+        for row in self._tape.completed(record, self._got):
+            if desk is not None and row in desk.running:
                 held = desk.running.pop(row)
                 if self._tape.seats[record["replica"]].is_ahead:
                     desk.leaving[row] = held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -84,6 +84,13 @@ class Tape:
             handler = handlers.get(record["event"])
             if handler is not None:
                 handler(record)
+
+    def completed(self, record: Record, got: dict[int, int]) -> Iterator[int]:
+        """Rows that get their last token with a record of tokens, which `got` counts by row."""
+        for row in record["rows"]:
+            got[row] += len(record["ends"])
+            if got[row] >= self.arrived[row]["output"]:
+                yield row
 
     def _states(self) -> dict[int, list[tuple[int, str]]]:
         """(since when, state) of each replica, as far as they changed."""

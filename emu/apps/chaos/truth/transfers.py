@@ -8,7 +8,7 @@ the faults in force give each link.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import Final
 
 from emu.apps.chaos.truth.links import Fluid, Stream, bytes_per_s
@@ -363,7 +363,9 @@ class Transfers:
     def _recalls(self) -> None:
         """What is read from a lower tier: whole blocks of it around the tokens that are there."""
         step = self._tape.config.network.tier_block_tokens
+        due: Counter[int] = Counter()
         for record in self._tape.by_event["batch"]:
+            due[record["at_ns"]] += sum(size for _, _, size, _ in record.get("recalls", ()))
             token_bytes = self._tape.seats[record["replica"]].kv_token_bytes
             seat = self._tape.seats[record["replica"]]
             for row, _, size, tokens in record.get("recalls", ()):
@@ -377,6 +379,15 @@ class Transfers:
                         f"T3: row {row} reads {size} bytes from a tier for {tokens} tokens of "
                         f"{token_bytes}, in blocks of {step}"
                     )
+        moved: Counter[int] = Counter()
+        for record in self._tape.by_event["transfer"]:
+            if record["kind"] == "kv_recall":
+                moved[record["at_ns"]] += record["bytes"]
+        for at_ns in due | moved:
+            self._tape.count("recall_bytes")
+            if due[at_ns] != moved[at_ns]:
+                told = f"tiers send {moved[at_ns]} bytes at {at_ns} ns"
+                self._tape.say(f"T3: {told}, batches ask for {due[at_ns]}")
 
     def _recalls_states(self, seat: Seat, row: int, size: int, tokens: int) -> None:
         """Whole pages, and one state."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.narrow import burst
 from emu.config.schema import HpaTable, VllmTable
 from emu.config.tables import tag_of
+
+_OBJECTIVES: Final[Sequence[Tables]] = (
+    {"ttft_ms": 20.0, "ttft_ms_per_token": 1.0, "ttft_base_ms": 5.0},
+    {"ttft_ms": 60.0, "tpot_ms": 10.0},
+    {"e2e_ms": 500.0},
+)
 
 
 def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
@@ -18,6 +27,7 @@ def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
             "name": pick(rng, ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-1.5B")),
             "served_name": name,
             "colocated": max(least, int(name in ("m0", "m1"))),
+            "slo": _OBJECTIVES[int(name[1:]) % len(_OBJECTIVES)],
         }
         for name in served
     ]

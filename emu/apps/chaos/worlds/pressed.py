@@ -98,7 +98,10 @@ def _power(rng: Rng, tables: Tables) -> list[Tables]:
     tables["replicas"][0]["count"] = 2
     for feature in all_features():
         feature.draw_late(rng, tables)
-    return burst(rng, int(rng.integers(10, 30)), (20, 400), (2, 60))
+    lines = burst(rng, int(rng.integers(10, 30)), (20, 400), (2, 60))
+    for line in lines[len(lines) // 2 :]:  # a rest that is longer than what counts as standby
+        line["arrival_time_ns"] += 3_000_000_000
+    return lines
 
 
 def _group(rng: Rng, tables: Tables) -> list[Tables]:

@@ -11,6 +11,16 @@ from emu.config.tables import tag_of
 
 LIVE_PRESETS: Final = ("blitzscale", "multicast", "network", "serverlessllm", "allcache")
 
+WITH_COPIES: Final[Tables] = {
+    "planner": tag_of(HpaTable),
+    "metric": "concurrency",
+    "target_value": 3.0,
+    "tick_ms": 20.0,
+    "executor": "serverless",
+    "loader": "cache",
+}
+"""A pool that soon follows its load, and keeps copies of weights in the memory of its machines."""
+
 
 def draw_scaling(rng: Rng, tables: Tables) -> None:
     """A named system, another planner, or bounds that let all replicas go."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.faults import fault_on
 from emu.apps.chaos.worlds.policies import FCFS, HPA
+from emu.apps.chaos.worlds.scaling import WITH_COPIES
 from emu.config.schema import FcfsTable, LoadTable, VllmTable
 from emu.config.tables import tag_of
 from emu.documents import DocumentView
@@ -385,13 +386,8 @@ def _copies(scene: Scene) -> None:
     scene.gpus = 1
     scene.replicas(colocated=1, inactive=int(pick(rng, (1, 2, 3))))
     scene.machines((100.0,))
-    scene.tables["autoscale"] = {
-        "planner": HPA,
+    scene.tables["autoscale"] = WITH_COPIES | {
         "metric": pick(rng, ("concurrency", "queue")),
-        "target_value": 3.0,
-        "tick_ms": 20.0,
-        "executor": "serverless",
-        "loader": "cache",
         "host_cache_ttl_s": float(pick(rng, (0.2, 1.0, 3.0))),
         "scale_up_stabilization_s": float(pick(rng, (0.0, 0.1))),
         "scale_down_stabilization_s": float(pick(rng, (0.1, 0.5))),

@@ -1,10 +1,10 @@
 """A tour: each fourth seed is a small world of the next part that drawn worlds seldom enter.
 
-Which part comes is counted, not drawn, so that three hundred seeds see each of them three times or
-more: each feature alone, prompts that wait for more prompts, tokens that leave in groups, models
-that keep windows or states, links by the shape of machines, schedulers of other engines without
-memory, ranks that are lost, made workloads, pools of pods, weights in the memory of the machine.
-The rest of a world is drawn.
+Which part comes is counted, not drawn, so that three hundred seeds see each of them twice or more:
+each feature alone, prompts that wait for more prompts, tokens that leave in groups, models that
+keep windows or states, links by the shape of machines, schedulers of other engines without memory,
+ranks that are lost, made workloads, pools of pods, weights in the memory of the machine, clients in
+a loop. The rest of a world is drawn.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def _stops() -> Sequence[Stop]:
         _outside,
         *(rounds, tenants, known_prompts, known_there, layers, waves, struck_links),
         *(over_machines, shared_gpus, copies),
+        _loops,
     )
 
 
@@ -124,8 +125,8 @@ def _links(rng: Rng, tables: Tables) -> list[Tables]:
         "ssd_gbps": float(pick(rng, (10.0, 100.0))),
     }
     node = tables["nodes"][0] | shape
-    tables["nodes"] = [node | {"count": 2, "leaf": "a"}, node | {"count": 1, "leaf": "b"}]
-    tables["network"]["leaf_uplink_gbps"] = float(pick(rng, (0.0, 1.0, 200.0)))
+    tables["nodes"] = [node | {"count": 1, "leaf": "a"}, node | {"count": 2, "leaf": "b"}]
+    tables["network"]["leaf_uplink_gbps"] = float(pick(rng, (5.0, 1.0, 200.0)))
     if chance(rng, 0.5):
         tables["network"] |= {"tiers": pick(rng, (["cxl"], ["cpu", "cxl"])), "cpu_tier_gib": 0.02}
     return lines
@@ -150,9 +151,12 @@ def _others(rng: Rng, tables: Tables) -> list[Tables]:
 def _made(rng: Rng, tables: Tables) -> list[Tables]:
     """Many short requests that are made by each process in turn."""
     tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 4000}
-    process = pick(rng, ("poisson", "constant", "burst", "burst", "piecewise", "piecewise"))
+    processes = ("burst", "gamma", "piecewise", "poisson")
+    process = processes[int(tables["seed"]) // 100 % len(processes)]
     arrivals: Tables = {"process": process, "rate_per_s": float(pick(rng, (20.0, 60.0)))}
-    if process == "burst":
+    if process == "gamma":
+        arrivals["cv"] = float(pick(rng, (0.3, 3.0)))
+    elif process == "burst":
         arrivals |= {"burst_rate_per_s": 200.0, "burst_every_s": 1.0, "burst_length_s": 0.15}
     elif process == "piecewise":
         arrivals["points"] = [[0.0, 5.0], [1.0, 100.0], [2.0, 20.0], [4.0, 60.0]]
@@ -170,6 +174,29 @@ def _made(rng: Rng, tables: Tables) -> list[Tables]:
         "output": {"distribution": "fixed", "value": 1},
     }
     return []
+
+
+def _loops(rng: Rng, tables: Tables) -> list[Tables]:
+    """Clients in a closed loop or a cap in flight, lines at another rate, and what is due when."""
+    tables["scheduler"] = {
+        "policy": tag_of(VllmTable),
+        "num_blocks": int(pick(rng, (60, 2000))),
+        "max_num_seqs": int(pick(rng, (2, 8))),
+        "order": pick(rng, ("arrival", "deadline")),
+    }
+    lines = burst(rng, int(rng.integers(20, 40)), (10, 100), (5, 60))
+    for line in lines:
+        line["arrival_time_ns"] *= int(pick(rng, (1, 3)))
+        if chance(rng, 0.6):
+            line["deadline_ns"] = int(pick(rng, (50_000_000, 2_000_000_000)))
+    lines.sort(key=lambda line: int(line["arrival_time_ns"]))
+    asked: Sequence[Tables] = (
+        {"concurrency": 3},
+        {"upscale": 2, "rate_per_s": 50.0},
+        {"max_in_flight": 4, "rate_per_s": 100.0},
+    )
+    tables["workload"] |= asked[int(tables["seed"]) // 100 % len(asked) - 1]
+    return lines
 
 
 def _pods(rng: Rng, tables: Tables) -> list[Tables]:

@@ -13,10 +13,10 @@ from typing import Final
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.narrow import burst, cached
 from emu.apps.chaos.worlds.policies import SCHEDULERS
+from emu.apps.chaos.worlds.scaling import WITH_COPIES
 from emu.config.schema import (
     FasterTransformerTable,
     FcfsTable,
-    HpaTable,
     LightLlmTable,
     OrcaTable,
     PrefixAwareTable,
@@ -214,13 +214,7 @@ def copies(rng: Rng, tables: Tables) -> list[Tables]:
     tables["nodes"][0] |= {"count": 2, "gpus": 2}
     tables["replicas"] = [{"role": "colocated"}, {"role": "inactive", "count": 3}]
     tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 400, "max_num_seqs": 8}
-    tables["autoscale"] = {
-        "planner": tag_of(HpaTable),
-        "metric": "concurrency",
-        "target_value": 3.0,
-        "tick_ms": 20.0,
-        "executor": "serverless",
-        "loader": "cache",
+    tables["autoscale"] = WITH_COPIES | {
         "host_cache_ttl_s": float(pick(rng, (0.3, 1.0, 3.0))),
         "scale_down_stabilization_s": float(pick(rng, (0.1, 0.5))),
     }

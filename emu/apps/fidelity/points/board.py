@@ -101,7 +101,7 @@ class PointBoard(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
     """Rows by the reason for which they are left out."""
     intervals: list[Interval] = []
-    """What is stated for each part from all others."""
+    """What is stated for each part from all others, of rows that are not doubted."""
     left_out_by: str = ""
     """What a part is: engine, gpu, model; empty = a group (`STATED_BY`)."""
 
@@ -200,7 +200,8 @@ def point_board(options: FidelityOptions) -> PointBoard:
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
         left_out["not in the sample"] = not_drawn
-    stated = intervals_of(_ratios(compared, options.leave_out))
+    trusted = [row for row in compared if not row.point.is_doubtful]
+    stated = intervals_of(_ratios(trusted, options.leave_out))
     groups = groups_of(compared)
     return PointBoard(compared, groups, dict(left_out.most_common()), stated, options.leave_out)
 

@@ -2,9 +2,10 @@
 
 Owns two rules, neither of which knows what emu says of a row. Groups that contradict their
 neighbors, as the README of the tables lists them; and rows whose first token comes much later than
-that of the same server with *more* clients. More clients never make the first token earlier: that
-server still compiled, tuned or loaded while it was measured, and the fewer its requests, the more
-of that is in their mean (of two prefill servers, 12.4 s with 6 clients and 7.1 s with 9).
+that of the same server with *more* to do: more clients, or longer prompts. More work never makes
+the first token earlier: that server still compiled, tuned or loaded while it was measured, and the
+fewer its requests, the more of that is in their mean (of two prefill servers, 12.4 s with 6 clients
+and 7.1 s with 9; of one with 4 clients, 4.6 s with 1,024 tokens, and 2.7 s with 8 and 4,096).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from emu.apps.fidelity.points.table import Point
 COLD: Final = "a cold server"
 CONTRADICTS: Final = "its neighbors contradict it"
 _EARLIER: Final = 0.75
-"""With more clients, below this part of a row's time to the first token."""
+"""With more to do, below this part of a row's time to the first token."""
 _SOURCE: Final = "nvidia-aic"
 _GROUPS: Final = (
     # Of that source: engine, GPU, word of the model; empty = any.
@@ -44,17 +45,23 @@ def doubted(points: Sequence[Point]) -> list[Point]:
 
 
 def _server(point: Point) -> tuple[object, ...]:
-    return (*point.series, point.servers, point.measured_on, _lengths(point))
+    what = (point.source, point.engine, point.version, point.gpu, point.model, point.precision)
+    return (*what, point.drafts, point.servers, point.measured_on, point.output_tokens)
 
 
-def _lengths(point: Point) -> tuple[int, int]:
-    return point.prompt_tokens, point.output_tokens
+def _work(point: Point) -> tuple[int, int]:
+    return point.clients, point.prompt_tokens
 
 
 def _doubt(point: Point, loads: Sequence[Point]) -> str:
     if _is_listed(point):
         return CONTRADICTS
-    more = (one.ttft_ms for one in loads if one.clients > point.clients)
+    clients, tokens = own = _work(point)
+    more = (
+        one.ttft_ms
+        for one in loads
+        if one.clients >= clients and one.prompt_tokens >= tokens and _work(one) != own
+    )
     return COLD if any(ttft < _EARLIER * point.ttft_ms for ttft in more) else ""
 
 
