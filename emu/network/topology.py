@@ -259,7 +259,7 @@ def _rate(gbps: float) -> int:
 
 
 class _Rates(msgspec.Struct, frozen=True):
-    """Of the links of each GPU of a machine, bytes per second."""
+    """The links of each GPU of a machine: bytes per second."""
 
     nic: int
     nic_latency_ns: int
