@@ -50,7 +50,6 @@ from emu.latency.experts.setting import ExpertSetting
 from emu.network.placement import place
 from emu.network.topology import Machine, Topology, build_topology
 from emu.plugins.named import NamedClass
-from emu.plugins.sources import find_plugin
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
@@ -331,6 +330,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         if imports:
             check_own(named, source)
         else:
+            from emu.plugins.sources import find_plugin  # a run loads them instead
+
             find_plugin(named.path, named.key, source)
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
