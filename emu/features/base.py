@@ -292,6 +292,13 @@ class Feature:
     def draw_late(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of colocated vllm replicas, when all else but shapes is drawn."""
 
+    def draw_narrow(self, rng: np.random.Generator, tables: Tables) -> None:
+        """More of it, where it was drawn for a world of its own: one group of vllm replicas."""
+
+    def spans_stages(self, tables: Tables) -> bool:
+        """Whether what is drawn of it goes with a pipeline, where `conflicts` do not say."""
+        return True
+
     def draw_shared(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of one group that shares experts, of a model with layers for it."""
 

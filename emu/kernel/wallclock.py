@@ -19,6 +19,8 @@ _TURN_EVENTS: Final = 16
 _NAP_S: Final = 0.0005
 """A wait that is shorter is slept through: uvloop's timers count milliseconds, and one that is
 rounded down would be asked for again and again until its instant has come."""
+_IDLE_TURN_NS: Final = 50_000
+"""A turn of the event loop that was shorter had nothing to do."""
 
 
 class WallKernel(TaskKernel):
@@ -56,6 +58,8 @@ class WallKernel(TaskKernel):
         """Instants at which something from outside is going to happen."""
         self._alarm: asyncio.TimerHandle | None = None
         self._gives_way = self._comes_back = False
+        self._turn_ns = 0
+        """When the event loop was given a turn before a short wait."""
 
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world forever."""
@@ -132,10 +136,11 @@ class WallKernel(TaskKernel):
         """Wait for the next timer: whether the event loop has its turn meanwhile."""
         if delay_s > _NAP_S or not self.has_real_clock:
             self._alarm = self._loop.call_later(delay_s, self._advance)
-        elif may_sleep:
+        elif may_sleep and self._clock_ns() < self._turn_ns + _IDLE_TURN_NS:
             time.sleep(delay_s)
             return False
         else:
+            self._turn_ns = self._clock_ns()
             self._loop.call_soon(self._advance)  # others look at what has happened first
         return True
 
@@ -162,13 +167,13 @@ class WallKernel(TaskKernel):
             due_ns, priority, _, actor, target = heap[0]
             now_ns = clock_ns()
             wall_ns = self._shown_ns(now_ns)
+            if due_ns >= self._held_ns:
+                return  # until the hold is lifted
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 if self._wait(delay_s, may_sleep=not moved):
                     return
                 continue
-            if due_ns >= self._held_ns:
-                return  # until the hold is lifted
             if self._gives_way:
                 if not self._comes_back:
                     self._comes_back = True

@@ -77,7 +77,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Of one block where the layers of a hybrid model share them (`KvLayout`); 0 = every layer
     keeps every token."""
     draft: Draft | None = None
-    """Weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds."""
+    """Weights and KV of a drafter, on ranks of the last stage; a given `block_bytes` holds them."""
     slot_bytes: int = 0
     """What features keep on every rank in place of KV blocks."""
     of_free: bool = False
@@ -96,20 +96,21 @@ def engine_plan(
     """
     tp, pp, dtype, draft = asked.tp, asked.pp, asked.dtype, asked.draft
     drafter_bytes = 0 if draft is None else draft.weight_bytes(dtype)
-    on_stages = sizes.stage_weight_bytes(spec, tp, pp, asked.ep, dtype)
+    *others, last = sizes.stage_weight_bytes(spec, tp, pp, asked.ep, dtype)
+    on_stages = (*others, last + drafter_bytes)
     charged = (
         max(on_stages)
         if asked.exact_weights
-        else engine_weight_bytes(spec, tp, pp, asked.ep, dtype)
+        else engine_weight_bytes(spec, tp, pp, asked.ep, dtype) + drafter_bytes
     )
-    weights = max(0, charged - asked.outside_bytes) + drafter_bytes
+    weights = max(drafter_bytes, charged - asked.outside_bytes)
     kv_dtype = sizes.kv_dtype(spec, dtype, asked.kv_cache_dtype)
     per_token, whole_token = _token_bytes(spec, kv_dtype, tp, pp, draft)
     plan = MemoryPlan(
         memory_bytes=int(memory_gib * GIB),
         usable_bytes=int(memory_gib * GIB * asked.utilization),
         weight_bytes_rank=weights,
-        physical_weight_bytes=tuple(size + drafter_bytes for size in on_stages),
+        physical_weight_bytes=on_stages,
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=whole_token,
@@ -134,13 +135,17 @@ def engine_plan(
 def _token_bytes(
     spec: ModelSpec, kv_dtype: str, tp: int, pp: int, draft: Draft | None
 ) -> tuple[int, int]:
-    """KV of a token, a drafter's too: on a rank, and whole."""
+    """KV of a token, a drafter's too: on the fullest rank, and whole."""
     on_rank = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
     whole = sizes.kv_bytes_per_token(spec, kv_dtype)
-    if draft is not None:
-        on_rank += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
-        whole += draft.kv_bytes_token(kv_dtype)
-    return on_rank, whole
+    if draft is None:
+        return on_rank, whole
+    last = sum(
+        sizes.layer_kv_bytes_per_token(spec.layer(index), kv_dtype, tp)
+        for index in sizes.stage_layers(spec, pp)[-1]
+    )
+    last += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
+    return max(on_rank, last), whole + draft.kv_bytes_token(kv_dtype)
 
 
 def _too_large(needs: str, memory_gib: float, source: str) -> InputError:

@@ -31,7 +31,7 @@ class Pricer(Protocol):
 
 
 class AddedBackend:
-    """Implements `LatencyBackend` for a replica with a feature, on one stage."""
+    """Implements `LatencyBackend` for a replica with a feature, which is on the last stage."""
 
     foreign = False
 
@@ -55,8 +55,9 @@ class AddedBackend:
         return self.inner.iteration_ns(shape) + self.pricer.added_ns(shape)
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
-        """The one stage."""
-        return (self.iteration_ns(shape),)
+        """What the feature adds is on the last stage, where tokens come from."""
+        *others, last_ns = self.inner.stage_ns(shape)
+        return (*others, last_ns + self.pricer.added_ns(shape))
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Successive iterations, one by one."""

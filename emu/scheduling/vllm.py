@@ -140,7 +140,7 @@ class VllmScheduler(LookingScheduler):
         self._timed = tuple(part for part in parts if part.sees_time)
         self._eviction = next((part for part in parts if part.chooses_victims), None)
         drafting = next((part for part in parts if isinstance(part, Drafting)), None)
-        assert not (ahead or drafting) or limits.pipeline_stages == 1
+        assert not ahead or limits.pipeline_stages == 1
         # What allows neither a cohort nor a rotation: each iteration is formed by the rule.
         caches = limits.prefix_caching and table.prefix_caching
         # Blocks of groups that can be found again are told apart by the order in which they come.

@@ -31,6 +31,7 @@ WORLD = {
     },
 }
 ROLES = [{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}]
+STAGES = {"replicas": [{"pipeline_parallel": 2}]}
 
 
 def world(**tables):
@@ -145,12 +146,32 @@ def test_multi_token_prediction_of_a_hybrid_model(tmp_path):
     assert summary_of(tmp_path)["completed"] == 20
 
 
+def test_a_pipeline_drafts_on_its_last_stage(tmp_path: Path) -> None:
+    """As in vLLM since its pull request 50514: tokens are those of one stage, in fewer steps."""
+    plan = make_plan(config_from_dict(world(**STAGES))).replicas[0]
+    assert plan.draft is not None
+    first, last = plan.memory.physical_weight_bytes
+    bare = make_plan(config_from_dict(world(**STAGES, scheduler={"speculative_config": None})))
+    assert first == bare.replicas[0].memory.physical_weight_bytes[0]
+    drafter = plan.draft.weight_bytes("auto")
+    assert last == bare.replicas[0].memory.physical_weight_bytes[1] + drafter
+    found = []
+    for leap in (True, False):
+        run_config(tmp_path, **world(**STAGES, scheduler={**speculating(), "leap": leap}))
+        found.append((tmp_path / "requests.csv").read_bytes())
+        summary = summary_of(tmp_path)
+        assert summary["completed"] == 60
+        assert summary["speculation"]["mean_acceptance_length"] > 2.2
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("tables", "problem"),
     [
         ({"latency": {"backend": "astra-sim"}}, "'astra-sim' cannot cost drafts"),
         ({"latency": LINEAR}, "draft_step_us: missing"),
-        ({"replicas": [{"pipeline_parallel": 2}]}, "one pipeline stage"),
+        ({**STAGES, "scheduler": speculating(method="eagle")}, "eagle3 alone drafts in a pipeline"),
+        ({**STAGES, "engine": {"version": "0.15"}}, "vLLM 0.15 has no drafts in pipelines"),
         ({"scheduler": speculating(method="mtp")}, "no layers for multi-token prediction"),
         ({"scheduler": speculating(method="draft_model")}, "model: missing"),
         ({"scheduler": speculating(acceptance_rate=-1)}, "expected one of acceptance_rate"),

@@ -53,6 +53,8 @@ def test_a_hiccup_is_forgotten_after_half_a_minute_and_worse_is_told_again() -> 
     pace.first(0, 32_000 * MS, 32_300 * MS)
     assert pace.is_worse()  # the worst has doubled
     assert pace.seen_s[-1] == (32.0, 32.3)
+    pace.first(0, 1_500 * MS, 1_510 * MS, 100 * MS)  # not streamed: a client's TTFT is no E2E
+    assert pace.seen_s[-1] == (0.1, 0.11)
 
 
 @pytest.mark.parametrize("capacity", [0.2, 0.5, 0.9, 3.0])

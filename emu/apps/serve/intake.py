@@ -21,7 +21,9 @@ import sys
 from typing import Final, Protocol
 
 import h11
+from starlette.types import Scope
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -107,6 +109,9 @@ class Intake:
             ticket.is_open = False
             self._hold()
 
+    def whole(self, ticket: Ticket, scope: Scope, body: bytes) -> None:
+        """It came in one piece; the application is about to read it."""
+
     def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses: time goes on without it."""
         if not ticket.is_whole:
@@ -131,6 +136,9 @@ class Arrivals(Protocol):
 
     def end(self, ticket: Ticket) -> None:
         """It has entered, been refused or gone away."""
+
+    def whole(self, ticket: Ticket, scope: Scope, body: bytes) -> None:
+        """It came in one piece, and not a large one."""
 
     def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses."""
@@ -217,8 +225,12 @@ class LiveProtocol(H11Protocol):
         if self.scope is not before or self._is_timing_body:
             self._await(0)
             self._is_timing_body = False
-        if self._ticket is not None:
+        if self._ticket is not None and not self._ticket.is_whole:
             self._ticket.is_whole = True
+            cycle = self.cycle
+            is_new = self.scope is not before and not cycle.more_body
+            if is_new and len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets more come
+                self._intake.whole(self._ticket, dict(self.scope), bytes(cycle.body))
 
     def _reset(self) -> None:
         """Reset the connection: a client sees no end of the answer, as when an engine dies."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -18,18 +17,6 @@ from emu.errors import InputError
 BACKLOG: Final = 4096
 _CLOSE_S: Final = 5.0
 """Wall time that clients have to take the last bytes."""
-_COLLECTED_AFTER: Final = (20_000, 20, 20)
-"""Objects after which a process that serves looks for cycles, and rounds after which it does among
-older ones: little of a call is a cycle, and what a step of a replica makes is none."""
-
-
-def collect_seldom() -> tuple[int, int, int]:
-    """What is loaded stays, and cycles are looked for less often; the thresholds before that."""
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(*_COLLECTED_AFTER)
-    return before
 
 
 class WebServer(uvicorn.Server):

@@ -95,11 +95,14 @@ class Pace:
         self._told = (0.0, 0.0)
         """Late share and worst lateness when the verdict was told last."""
 
-    def first(self, came_ns: int, due_ns: int, left_ns: int) -> AnswerPace:
+    def first(
+        self, came_ns: int, due_ns: int, left_ns: int, token_ns: int | None = None
+    ) -> AnswerPace:
         """The first token of an answer leaves now.
 
         The call came at `came_ns`, the token was due at `due_ns` and left at `left_ns`, all in
-        emulated nanoseconds.
+        emulated nanoseconds. `token_ns`: of an answer that is not streamed, and leaves with its
+        last token, when the first one was there.
         """
         late_ns = max(0, left_ns - due_ns)
         answer = AnswerPace(at_ns=left_ns, first_late_ns=late_ns)
@@ -107,7 +110,8 @@ class Pace:
         self.requests += 1
         self.window_requests += 1
         self.sum_s += late_ns / NS_PER_S
-        self.seen_s.append(((due_ns - came_ns) / NS_PER_S, (left_ns - came_ns) / NS_PER_S))
+        ttft_ns = (due_ns if token_ns is None else token_ns) - came_ns
+        self.seen_s.append((ttft_ns / NS_PER_S, (ttft_ns + left_ns - due_ns) / NS_PER_S))
         is_late = _is_late(late_ns, due_ns - came_ns)
         self._note(answer, late_ns, left_ns, is_late=is_late)
         if not is_late:

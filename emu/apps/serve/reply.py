@@ -143,7 +143,9 @@ class Reply:
         failed = exchange.failure()
         if failed is not None:
             raise ended_badly(failed)
-        self._note_first(max(c.last_ns for c in exchange.choices))
+        due_ns = max(c.last_ns for c in exchange.choices)
+        begun = [c.first_ns for c in exchange.choices if c.first_ns >= 0]
+        self._note_first(due_ns, min(begun, default=due_ns))
         data = self.face.whole()
         await self._dawdle()
         await send_json(send, data, self._headers())
@@ -262,10 +264,10 @@ class Reply:
         assert pace is not None
         return f"{pace.verdict}; late={pace.late_ns / 1e6:.1f}ms".encode()
 
-    def _note_first(self, due_ns: int) -> None:
+    def _note_first(self, due_ns: int, token_ns: int | None = None) -> None:
         cluster, exchange = self.service.cluster, self.exchange
         now_ns = cluster.kernel.wall_ns()
-        self._pace = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+        self._pace = cluster.pace.first(exchange.came_ns, due_ns, now_ns, token_ns)
 
     def _note_last(self) -> None:
         cluster, exchange = self.service.cluster, self.exchange

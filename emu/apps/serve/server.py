@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import secrets
 import shlex
@@ -36,6 +35,7 @@ from emu.apps.serve.endpoint_app import EndpointApi, endpoint_app
 from emu.apps.serve.fleet import Fleet, check_fleet
 from emu.apps.serve.fronts.frames import Settings
 from emu.apps.serve.fronts.link import Fronts
+from emu.apps.serve.garbage import Garbage
 from emu.apps.serve.guard import is_loopback
 from emu.apps.serve.intake import LiveProtocol
 from emu.apps.serve.kubernetes.http import Kubernetes
@@ -44,7 +44,6 @@ from emu.apps.serve.listening import (
     OwnPorts,
     Ports,
     bind,
-    collect_seldom,
     make_web_server,
     port_of,
     reserve,
@@ -152,6 +151,7 @@ class LiveServer:
         self.entrance: Ports | None = None
         """What holds the connections of clients."""
         self._endpoint_sockets: list[socket.socket] = []
+        self._garbage = Garbage()
 
     async def run(self, *, announce: Announce | None = None, handle_signals: bool = True) -> None:
         """Serve until a signal (or `stop`), then write the results.
@@ -258,7 +258,8 @@ class LiveServer:
                     group.start_soon(self._keep_ports, ports, entrance)
                 if announce is not None:
                     announce(self)
-                last.callback(gc.set_threshold, *collect_seldom())
+                self._garbage.begin()
+                last.callback(self._garbage.end)
                 await entrance.serve()
             finally:
                 entrance.drop()
@@ -340,6 +341,7 @@ class LiveServer:
             await asyncio.sleep(_TICK_S)
             service.lateness.note(max(0.0, loop.time() - due_s), kernel.behind_ns / NS_PER_S)
             kernel.enter(_nothing)  # samples are taken when time passes
+            self._garbage.tick(is_idle=service.cluster.open_choices == 0)
             ticks += 1
             if ticks % _TICKS_PER_SECOND == 0:
                 if self.options.slow_down == "auto":

@@ -11,7 +11,7 @@ and no more. Finished exchanges are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -102,6 +102,8 @@ class LiveCluster(Observer):
         self.error: BaseException | None = None
         self.pace = Pace()
         self.observers: list[Watching] = []
+        self.on_delivered: list[Callable[[], None]] = []
+        """What passes tokens on that have left the front end of a replica."""
         self._choices: dict[int, Choice] = {}
         self._ending: dict[int, Choice] = {}
         """Answers whose requests have ended; the last tokens are in the front end."""
@@ -337,6 +339,8 @@ class LiveCluster(Observer):
         written, woken = hand_over(takers, now_ns, begin, add_gaps)
         if written:
             self.pace.of_tokens.left(self.wall_late_ns(now_ns), written)
+        for pass_on in self.on_delivered:
+            pass_on()
         if woken:
             self.kernel.give_way()
 

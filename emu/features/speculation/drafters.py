@@ -84,6 +84,7 @@ def _roofline_of(context: LatencyContext, draft: Draft) -> RooflineBackend:
         context,
         model=draft.spec,
         tensor_parallel=draft.tensor_parallel,
+        pipeline_parallel=1,
         expert_parallel=ranks,
         shared_experts=context.shared_experts if ranks > draft.tensor_parallel else None,
         table=msgspec.structs.replace(table, host_overhead=False),

@@ -32,7 +32,6 @@ from emu.features.modes import (
     NO_DRAFTS,
     OTHER_BACKEND,
     OUTSIDE,
-    STAGES,
     Conflict,
     Seat,
 )
@@ -90,13 +89,6 @@ class Speculative(Feature):
             "policy {policy} has no speculative decoding; vllm, sglang and tensorrt-llm have",
         ),
         Conflict(
-            STAGES,
-            "replicas.pipeline_parallel",
-            # vLLM's issue 49355 and pull request 55623; SGLang's `server_args.py`.
-            "speculative decoding runs on one pipeline stage: SGLang's server refuses pipelines, in"
-            " vLLM multi-token prediction fails there, and its EAGLE-3 is not modeled there",
-        ),
-        Conflict(
             OTHER_BACKEND,
             "latency.backend",
             "{backend} cannot cost drafts; roofline and linear can",
@@ -119,7 +111,7 @@ class Speculative(Feature):
     example: ClassVar[Mapping[str, object]] = {
         "scheduler": {
             "speculative_config": {
-                "method": "eagle",
+                "method": "eagle3",
                 "num_speculative_tokens": 2,
                 "acceptance_rate": 0.7,
             }
@@ -241,6 +233,18 @@ class Speculative(Feature):
             "num_speculative_tokens": (1, 3)[int(rng.integers(2))],
             "text": ("mixed", "math", "code", "story")[int(rng.integers(4))],
         }
+
+    def draw_narrow(self, rng: np.random.Generator, tables: Tables) -> None:
+        """A pipeline, for the method that goes with one."""
+        is_on = "speculative_config" in tables["scheduler"]
+        if is_on and self.spans_stages(tables) and rng.random() < 0.5:
+            tables["replicas"][0]["pipeline_parallel"] = 2
+            tables["nodes"][0]["gpus"] = 4
+            tables["scheduler"]["async_scheduling"] = "off"
+
+    def spans_stages(self, tables: Tables) -> bool:
+        """vLLM drafts so with EAGLE-3 alone."""
+        return bool(tables["scheduler"]["speculative_config"]["method"] == "eagle3")
 
     def draw_engine(self, rng: np.random.Generator, tables: Tables) -> None:
         """Drafts; those of SGLang are a tree in a part of the worlds."""

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, NoReturn
 
 from msgspec import Meta, field
 
+from emu.config.kinds import engine_with
 from emu.config.schema import SchedulerTable, SglangTable, TensorrtLlmTable
 from emu.config.tables import Count0, Fraction, NonNegative, Table, doc
 from emu.features.modes import (
@@ -15,6 +16,8 @@ from emu.features.modes import (
 )
 
 KEY: Final = "scheduler.speculative_config"
+_WITHOUT_STAGES: Final = ("0.11", "0.15")
+"""Of vLLM; the newest that is known stands for those that came after it."""
 
 
 class TenantAcceptance(Table, kw_only=True, frozen=True):
@@ -135,7 +138,21 @@ def check_keys(drafts: SpeculativeTable, seat: Seat) -> None:
         wrong(f"{here}.draft_step_us", f"expected a number >= 0, or -1, got {drafts.draft_step_us}")
     if latency.backend == "linear" and method != "ngram" and drafts.draft_step_us < 0:
         wrong(f"{here}.draft_step_us", "missing; the linear backend knows no drafter's layers")
+    if replica.pipeline_parallel > 1:
+        _check_stages(drafts, seat)
     _check_step(drafts, scheduler, here, wrong)
+
+
+def _check_stages(drafts: SpeculativeTable, seat: Seat) -> None:
+    """vLLM drafts in pipelines with EAGLE-3 alone (pull request 50514, August 2026; multi-token
+    prediction fails there: issue 49355)."""
+    if drafts.method != "eagle3":
+        problem = f"in vLLM eagle3 alone drafts in a pipeline, not {drafts.method}"
+        seat.wrong("replicas.pipeline_parallel", problem)
+    version = engine_with(seat.config.engine, seat.table.engine).version
+    if version in _WITHOUT_STAGES:
+        problem = f"vLLM {version} has no drafts in pipelines; later ones have, with eagle3"
+        seat.wrong("engine.version", problem)
 
 
 def _check_step(

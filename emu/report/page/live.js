@@ -10,6 +10,7 @@ const POINTS_MAX = 4000;  // then the server, which thins what is old, is asked 
 const SHOWN_FIRST = 600;
 const MOVES_SHOWN = 150;  // of a chart's width: less than such a part is not worth drawing it again
 const REST_MS = 3000;
+const WATCHED_MS = 60000;  // a page that nobody has touched for so long draws half as often
 const COLORS = {
   inactive: "#9aa4b2", failed: "#dc2626", prefill: "#2563eb", new_prefill: "#38bdf8", refractory_prefill: "#0891b2",
   old_prefill: "#1e40af", aus_prefill: "#60a5fa", decode: "#16a34a", mutating_to_decode: "#65a30d", aus_decode: "#4ade80",
@@ -17,6 +18,9 @@ const COLORS = {
 };
 const kindOf = (state) => COLORS[state] ? state : state.startsWith("shutting") ? "draining" : state.startsWith("loading") ? "loading" : "spare";
 const color = (state) => COLORS[kindOf(state)];
+let touchedMs = Date.now();
+for (const kind of ["pointermove", "pointerdown", "keydown", "wheel"]) addEventListener(kind, () => { touchedMs = Date.now(); }, { passive: true });
+const restMs = () => Date.now() < touchedMs + WATCHED_MS ? REST_MS : 2 * REST_MS + 1000;
 let goals = "", chosen = 0, last = null, points = [], marks = [];
 const round = (v) => v === null || v === undefined ? "-" : v >= 100 ? Math.round(v).toLocaleString("en") : Number(v.toPrecision(3)).toString();
 const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
@@ -92,7 +96,7 @@ function replicas(list, now) {
   if (!counted && document.activeElement !== $("count")) $("count").value = serving();
   commands(false);
   const states = dense ? list.map((r) => r.state).join() : "";
-  if (now || !dense || states !== shaded || (Date.now() >= shadedMs + REST_MS + 900 && isSeen($("replicas")))) shade(list);
+  if (now || !dense || states !== shaded || (Date.now() >= shadedMs + restMs() + 900 && isSeen($("replicas")))) shade(list);
   shaded = states;
 }
 
@@ -228,7 +232,7 @@ function onPoint(p) {
 let drawnAt = 0, drawnMs = 0;
 function drawMoved() {
   const { low, high } = spanShown(), moved = points[points.length - 1].at_s - drawnAt;
-  if (moved >= (high - low) / MOVES_SHOWN && Date.now() >= drawnMs + REST_MS - 100) drawTrends();
+  if (moved >= (high - low) / MOVES_SHOWN && Date.now() >= drawnMs + restMs() - 100) drawTrends();
 }
 
 // What the charts show: the last points (0: all), or a time that was chosen with the brush.

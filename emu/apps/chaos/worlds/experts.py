@@ -171,6 +171,8 @@ def _engine(rng: Rng, members: int) -> Tables:
         "expert_popularity": pick(rng, ("uniform", "lognormal:1", "lognormal:2", "zipf:0.7")),
         "redundant_experts": int(pick(rng, (0, 8, 64))),
     }
+    if engine["redundant_experts"] == 8:
+        engine["eplb_likeness"] = 0.5  # a plan that misses much
     if chance(rng, 0.4):
         engine["eplb_interval_s"] = float(pick(rng, (0.05, 0.5)))
         engine["expert_drift_s"] = float(pick(rng, (0.0, 1.0)))

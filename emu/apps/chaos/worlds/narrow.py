@@ -275,6 +275,7 @@ def one_feature(rng: Rng, tables: Tables, feature: Feature) -> list[Tables]:
         feature.draw(int(rng.integers(1 << 30)), rng, tables, lines)
         if str((tables, lines)) != before:
             break
+    feature.draw_narrow(rng, tables)
     return lines
 
 

@@ -68,7 +68,9 @@ def _shape(rng: Rng, tables: Tables) -> tuple[int, int]:
     """Ranks of each replica; stages only where nothing needs all layers in one place."""
     groups = tables["replicas"]
     is_one_stage = (
-        are_forbidden(tables, STAGES) or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
+        are_forbidden(tables, STAGES)
+        or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
+        or not all(feature.spans_stages(tables) for feature in features_in(tables))
     )
     shapes = [shape for shape in _SHAPES if shape[1] == 1 or not is_one_stage]
     tensor, pipeline = pick(rng, shapes)

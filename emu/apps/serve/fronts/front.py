@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -39,9 +40,10 @@ from emu.apps.serve.fronts.frames import (
     Took,
     Waits,
 )
+from emu.apps.serve.garbage import Garbage
 from emu.apps.serve.intake import LiveProtocol, Ticket
 from emu.apps.serve.lines import Counted, Outlet, SocketLine, count_up
-from emu.apps.serve.listening import OwnPorts, collect_seldom, make_web_server
+from emu.apps.serve.listening import OwnPorts, make_web_server
 from emu.apps.serve.token_pace import BUCKETS, TokenPace
 
 _TALLY_S: Final = 0.2
@@ -50,11 +52,13 @@ _TALLY_S: Final = 0.2
 class _Ticket(Ticket):
     """A call between its first byte and its end, with the number that the core knows it by."""
 
-    __slots__ = ("number",)
+    __slots__ = ("is_passed_on", "number")
 
     def __init__(self, at_ns: int, number: int) -> None:
         super().__init__(at_ns)
         self.number = number
+        self.is_passed_on = False
+        """The core has the whole call."""
 
 
 class _Intake:
@@ -62,8 +66,11 @@ class _Intake:
 
     has_real_clock = True
 
-    def __init__(self, link: Framed[ToFront]) -> None:
+    def __init__(
+        self, link: Framed[ToFront], on_whole: Callable[[_Ticket, Scope, bytes], None]
+    ) -> None:
         self._link = link
+        self._on_whole = on_whole
         self._count = 0
 
     def next_number(self) -> int:
@@ -79,6 +86,11 @@ class _Intake:
 
     def end(self, ticket: Ticket) -> None:
         """Its connection has ended, which the call hears itself."""
+
+    def whole(self, ticket: Ticket, scope: Scope, body: bytes) -> None:
+        """It came in one piece."""
+        assert isinstance(ticket, _Ticket)
+        self._on_whole(ticket, scope, body)
 
     def give_up(self, ticket: Ticket) -> None:
         """Its sender pauses."""
@@ -179,12 +191,13 @@ class Front:
         self.link: Framed[ToFront] = Framed(ToFront, self._on_frame, self._on_end)
         self.pieces: list[bytes] = []
         self._settings: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
-        self._intake = _Intake(self.link)
+        self._intake = _Intake(self.link, self._pass_on)
         self._answers: dict[int, _Answer] = {}
         self.counted: dict[int, Counted] = {}
         """Of these, the plain streams whose tokens count."""
         self._ports: OwnPorts | None = None
         self._pace = TokenPace()
+        self._garbage = Garbage()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, descriptor: int) -> None:
@@ -199,8 +212,8 @@ class Front:
         )
         server = make_web_server(self, protocol, settings.tls_cert, settings.tls_key)
         self._ports = OwnPorts(server, settings.host, is_shared=True)
+        self._garbage.begin()
         tally = asyncio.create_task(self._tell())
-        collect_seldom()
         await self._ports.serve()
         tally.cancel()
         self.link.close()
@@ -238,17 +251,29 @@ class Front:
             await asyncio.sleep(0.001)
         self.link.send(Opened(port, await self._ports.open(port)))
 
+    def _pass_on(self, ticket: _Ticket, scope: Scope, body: bytes) -> None:
+        """The emulation waits for this call: the core has it before its task here has begun."""
+        if len(body) <= self._body_bytes_max:
+            number = ticket.number
+            self._answers[number] = _Answer(self, number, scope)
+            ticket.is_passed_on = True
+            self.link.send(_called(number, scope, body))
+            self.link.flush()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call: an ASGI application."""
         ticket: _Ticket | None = scope["state"].get("ticket")
         number = ticket.number if ticket is not None else self._intake.next_number()
-        answer = self._answers[number] = _Answer(self, number, scope)
+        is_passed_on = ticket is not None and ticket.is_passed_on
+        answer = self._answers[number] if is_passed_on else _Answer(self, number, scope)
+        self._answers[number] = answer
         watcher: asyncio.Task[None] | None = None
         try:
-            body = await self._body(scope, receive)
-            if body is None:
-                return
-            self.link.send(_called(number, scope, body))
+            if not is_passed_on:
+                body = await self._body(scope, receive)
+                if body is None:
+                    return
+                self.link.send(_called(number, scope, body))
             if answer.outlet is None:
                 watcher = asyncio.create_task(self._watch(answer, receive))
             else:
@@ -295,6 +320,7 @@ class Front:
         pace = self._pace
         while True:
             await asyncio.sleep(_TALLY_S)
+            self._garbage.tick(is_idle=not self._answers)
             if pace.tokens:
                 self.link.send(Tally(pace.counts, pace.worst_ns))
                 pace.counts = [0] * BUCKETS

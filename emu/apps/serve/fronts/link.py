@@ -243,7 +243,11 @@ class FrontLink:
         """Tokens of one instant leave together, behind those before them."""
         self._send_tokens()
         self._due_ns = time.monotonic_ns() - self._wall_late_ns(due_ns)
-        asyncio.get_running_loop().call_soon(self._send_tokens)
+
+    def hurry(self) -> None:
+        """A step's tokens are counted: they leave now, whatever else this turn has to do."""
+        self._send_tokens()
+        self.link.flush()
 
     def _send_tokens(self) -> None:
         numbers = self.batch.take()
@@ -308,6 +312,7 @@ class Fronts:
         self._settings = settings
         pace, wall_late_ns = cluster.pace.of_tokens, cluster.wall_late_ns
         self._fronts = [FrontLink(i, app, intake, pace, wall_late_ns) for i in range(count)]
+        cluster.on_delivered += [front.hurry for front in self._fronts]
         self._next = 0
         self._of_port: dict[int, FrontLink] = {}
         self._is_ending = asyncio.Event()
