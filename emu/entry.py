@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from emu.process import compiled
 from emu.process.exits import guarded
@@ -32,12 +34,18 @@ def load_msgspec() -> None:
     """Import msgspec without `typing_extensions`, which loads `inspect` and nine more modules.
 
     It asks for that package first and takes what it needs of it, all of which `typing` has had
-    since Python 3.11: a tenth of the start of a small run.
+    since Python 3.11: a tenth of the start of a small run. Its `uuid` asks `platform`, which
+    compiles nine regular expressions, for the name of the system.
     """
-    name = "typing_extensions"
-    if name not in sys.modules:
-        sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
-        try:
-            import msgspec  # noqa: F401
-        finally:
+    stand_ins: dict[str, ModuleType | None] = {"typing_extensions": None}  # as if not installed
+    if os.name == "posix":
+        system = stand_ins["platform"] = ModuleType("platform")
+        system.__dict__["system"] = lambda: os.uname().sysname
+    absent = [name for name in stand_ins if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = stand_ins[name]  # type: ignore[assignment]
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        for name in absent:
             del sys.modules[name]

@@ -5,7 +5,7 @@ Facts for the summary, what is left over that should not be, and the files that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -35,7 +35,8 @@ NS_PER_HOUR: Final = 3600 * 10**9
 
 def run_facts(cluster: Cluster) -> RunFacts:
     """What only the cluster knows of the run, for the summary."""
-    held = _gpu_times(cluster)
+    of_each = [_held_ns(replica) for replica in cluster.replicas]
+    held = _gpu_times(cluster, of_each)
     faults, network = cluster.faults, cluster.network
     scalers = cluster.scalers
     prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
@@ -43,7 +44,7 @@ def run_facts(cluster: Cluster) -> RunFacts:
         end_ns=cluster.kernel.now_ns,
         gpu_ns=held.by_role_ns,
         idle_gpu_ns=held.idle_ns,
-        peak_flops=_peak_flops(cluster),
+        peak_flops=_peak_flops(cluster, of_each),
         bytes_moved=network.moved_bytes,
         scale_ups=sum(scaler.scale_ups for scaler in scalers),
         scale_downs=sum(scaler.scale_downs for scaler in scalers),
@@ -153,15 +154,15 @@ def _energy_j(cluster: Cluster) -> dict[str, float] | None:
     return energy_j(power, cluster.plan, cluster.replicas, moved_bytes, end_ns)
 
 
-def _gpu_times(cluster: Cluster) -> _GpuTimes:
+def _gpu_times(cluster: Cluster, of_each: Sequence[dict[str, int]]) -> _GpuTimes:
     """What the GPUs did with their time."""
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
-    for replica in cluster.replicas:
+    for replica, held in zip(cluster.replicas, of_each, strict=True):
         # One that only keeps pace with its group may be in the middle of a leap.
         busy_ns = replica.view().booked_busy_ns
         serving_ns = 0
-        for role, held_ns in _held_ns(replica).items():
+        for role, held_ns in held.items():
             gpu_ns[role] = gpu_ns.get(role, 0) + held_ns
             if role in ("prefill", "decode", "colocated"):
                 serving_ns += held_ns
@@ -169,14 +170,17 @@ def _gpu_times(cluster: Cluster) -> _GpuTimes:
     return _GpuTimes(gpu_ns, idle_ns)
 
 
-def _peak_flops(cluster: Cluster) -> tuple[float, float]:
+def _peak_flops(cluster: Cluster, of_each: Sequence[dict[str, int]]) -> tuple[float, float]:
     """Half-precision FLOPs that the GPUs could have done: while busy, and while held."""
     busy = held = 0.0
-    for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
-        peak = plan.gpu.peak_flops("bfloat16") / NS_PER_S
-        held_ns = sum(_held_ns(replica).values())
-        busy += peak * replica.busy_times[1]
-        held += peak * held_ns
+    peaks: dict[tuple[int, int], float] = {}
+    replicas = zip(cluster.replicas, cluster.plan.replicas, of_each, strict=True)
+    for replica, plan, held_ns in replicas:
+        kind = cluster.plan.kind_of(plan)
+        if kind not in peaks:
+            peaks[kind] = plan.gpu.peak_flops("bfloat16") / NS_PER_S
+        busy += peaks[kind] * replica.busy_times[1]
+        held += peaks[kind] * sum(held_ns.values())
     return busy, held
 
 

@@ -26,6 +26,7 @@ from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
 from emu.latency.base import LatencyBackend
+from emu.latency.engine import EngineModel
 from emu.latency.front_end import Intake, OutputStream
 from emu.network.carrier import Carrier
 from emu.network.grids import Grid
@@ -78,6 +79,19 @@ class Shared(NamedTuple):
     """Requests may share prefixes: caches are kept."""
     leap: bool | None
     """Overrides the configuration."""
+    alike: dict[tuple[int, int], Alike]
+    """By kind of replica (`Plan.kind_of`), of those that have been built."""
+
+
+class Alike(NamedTuple):
+    """What replicas of a kind have in common."""
+
+    latency: LatencyBackend
+    limits: Callable[..., ReplicaLimits]
+    """Of one of them, by its id and whether it leaps."""
+    front_end: EngineModel | None
+    """The engine that clients reach through its API server."""
+    activation_token_bytes: int
 
 
 class Pool(Protocol):
@@ -150,9 +164,9 @@ def build_dispatch(
 
 def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
     """A replica with its scheduler and latency backend."""
-    config = shared.plan.config
-    latency = shared.backends.of(plan.latency_context(config))
-    scheduler = _scheduler(shared, plan, latency, pool.queue)
+    config, alike = shared.plan.config, _alike(shared, plan)
+    latency = alike.latency
+    scheduler = _scheduler(shared, plan, alike, pool.queue)
     name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
@@ -171,8 +185,8 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
     replica.relaying.board = pool.relay
     replica.relaying.peers = pool.replicas
     replica.model = shared.plan.model_indices[plan.served]
-    if plan.has_front_end and plan.engine is not None:
-        replica.books.stream = OutputStream(plan.engine)
+    if alike.front_end is not None:
+        replica.books.stream = OutputStream(alike.front_end)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
         from emu.latency.jitter import Jitter
@@ -190,18 +204,46 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
     if config.power is not None:
         replica.meter()
         replica.counters.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
-    replica.relaying.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
-        1, sizes.activation_dtype(plan.model, plan.dtype)
-    )
+    replica.relaying.activation_token_bytes = alike.activation_token_bytes
     return replica
+
+
+def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
+    """What a replica shares with others of its kind, found for the first of them."""
+    kind, config, table = shared.plan.kind_of(plan), shared.plan.config, plan.scheduler
+    if kind not in shared.alike:
+        limits = partial(
+            ReplicaLimits,
+            num_blocks=plan.num_blocks,
+            block_size=table.block_size,
+            max_model_tokens=plan.max_model_tokens,
+            pipeline_stages=plan.pipeline_parallel,
+            prefix_caching=table.caches_prefixes and shared.has_prefixes,
+            kv_layout=plan.kv_layout,
+            state_bytes=plan.state_bytes,
+            hands_off=plan.role == "prefill",
+            preemptions_max=config.limits.preemptions_per_request,
+            forms_ahead=plan.schedules_ahead,
+        )
+        latency = shared.backends.of(plan.latency_context(config))
+        token = sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype))
+        shared.alike[kind] = Alike(latency, limits, plan.front_end, plan.model.hidden * token)
+    return shared.alike[kind]
 
 
 def build_intake(plan: Plan) -> Intake | None:
     """The front ends that requests pass before they are routed."""
     replicas = plan.replicas
     takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
-    engines = {r.replica_id: r.engine for r in replicas if r.has_front_end}
-    own = {replica_id: engine for replica_id, engine in engines.items() if engine is not None}
+    of_kind: dict[tuple[int, int], EngineModel | None] = {}
+    own: dict[int, EngineModel] = {}
+    for replica in replicas:
+        kind = plan.kind_of(replica)
+        if kind not in of_kind:
+            of_kind[kind] = replica.front_end
+        engine = of_kind[kind]
+        if engine is not None:
+            own[replica.replica_id] = engine
     models = [own[r.replica_id] for r in takers if r.replica_id in own]
     return Intake(models, own) if models and len(models) == len(takers) else None
 
@@ -222,10 +264,7 @@ def build_columns(plan: Plan) -> Sequence[Column]:
 
 
 def _scheduler(
-    shared: Shared,
-    plan: ReplicaPlan,
-    latency: LatencyBackend,
-    queue: PrefillQueue | None,
+    shared: Shared, plan: ReplicaPlan, alike: Alike, queue: PrefillQueue | None
 ) -> Scheduler:
     table, config = plan.scheduler, shared.plan.config
     policies = shared.own_policies
@@ -236,24 +275,10 @@ def _scheduler(
         for feature in plan.features
         if (part := feature.scheduler_part(plan, config, own)) is not None
     ]
-    must_step = latency.foreign or any(part.forbids_leap for part in parts)
-    limits = ReplicaLimits(
-        num_blocks=plan.num_blocks,
-        block_size=table.block_size,
-        max_model_tokens=plan.max_model_tokens,
-        pipeline_stages=plan.pipeline_parallel,
-        prefix_caching=table.caches_prefixes and shared.has_prefixes,
-        leap=leap and not must_step,
-        kv_layout=plan.kv_layout,
-        state_bytes=plan.state_bytes,
-        hands_off=plan.role == "prefill",
-        preemptions_max=config.limits.preemptions_per_request,
-        forms_ahead=plan.schedules_ahead,
-        replica_id=plan.replica_id,
-    )
+    must_step = alike.latency.foreign or any(part.forbids_leap for part in parts)
     return make_scheduler(
         table,
-        limits,
+        alike.limits(replica_id=plan.replica_id, leap=leap and not must_step),
         queue=queue,
         tiers=shared.tiers.of(plan),
         own=own,

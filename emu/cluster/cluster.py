@@ -108,6 +108,7 @@ class Cluster:
             self.own_policies,
             source.has_prefixes,
             self._leaps(ports.leap),
+            {},
         )
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))

@@ -50,7 +50,6 @@ from emu.latency.experts.setting import ExpertSetting
 from emu.network.placement import place
 from emu.network.topology import Machine, Topology, build_topology
 from emu.plugins.named import NamedClass
-from emu.plugins.sources import find_plugin
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
@@ -163,9 +162,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.bound is not None and self.scheduler.policy in self.bound.engine.policies
 
     @property
-    def has_front_end(self) -> bool:
-        """Clients reach the engine through its API server."""
-        return self.latency.front_end and self.runs_own_scheduler and self.engine is not None
+    def front_end(self) -> EngineModel | None:
+        """The engine, if clients reach it through its API server."""
+        return self.engine if self.latency.front_end and self.runs_own_scheduler else None
 
     def can_hold(self, tokens: int) -> bool:
         """Whether the KV of one sequence of so many tokens fits."""
@@ -252,6 +251,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """What requests may ask for, in the order of the configuration."""
         return tuple(dict.fromkeys(replica.served for replica in self.replicas))
 
+    def kind_of(self, replica: ReplicaPlan) -> tuple[int, int]:
+        """Its table, and that of its machine: replicas of a kind differ in their place alone."""
+        return replica.group, self.topology.machines[replica.machine].table
+
     @cached_property
     def model_indices(self) -> Mapping[str, int]:
         """Index in `models` by name."""
@@ -327,6 +330,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         if imports:
             check_own(named, source)
         else:
+            from emu.plugins.sources import find_plugin  # a run loads them instead
+
             find_plugin(named.path, named.key, source)
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
@@ -488,7 +493,7 @@ def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Sequence[Name
     ]
     if isinstance(router, OwnRouterTable):
         named.insert(0, NamedClass("router.policy", router.policy, router.own))
-    for replica in replicas:
+    for replica in {replica.group: replica for replica in replicas}.values():
         scheduler, latency = replica.scheduler, replica.latency
         if isinstance(scheduler, OwnSchedulerTable):
             named.append(NamedClass("scheduler.policy", scheduler.policy, scheduler.own))

@@ -98,12 +98,14 @@ def is_widened(table: msgspec.Struct) -> bool:
 
 
 def names_features(config: Config) -> bool:
-    """Whether a configuration may use any feature."""
+    """Whether a configuration may use any feature: no plain table has its keys."""
+    parts = [group.scheduler for group in config.replicas]
+    parts += [model.scheduler for model in config.models]
+    plain = {*type(config.scheduler).__struct_fields__}
     return (
         is_widened(config)
         or is_widened(config.scheduler)
-        or any(group.scheduler for group in config.replicas)
-        or any(model.scheduler for model in config.models)
+        or any(not part.keys() <= plain for part in parts)
     )
 
 

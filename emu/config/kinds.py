@@ -277,10 +277,29 @@ def is_faultless(raw: Document) -> bool:
     if any(key in raw.get("scheduler", ()) for key in config.scheduler.lacks):
         return False
     untyped = {name for _, name in PARTIAL_TABLES}
-    groups = (*raw.get("replicas", ()), *raw.get("models", ()))
-    if any(untyped.intersection(group) for group in groups):
-        return False
+    for group in (*raw.get("replicas", ()), *raw.get("models", ())):
+        parts = untyped.intersection(group)
+        if "engine" in parts or not all(_is_plain_part(raw, name, group[name]) for name in parts):
+            return False
     return is_ordinary(raw)
+
+
+def _is_plain_part(raw: Document, name: str, part: Document) -> bool:
+    """Whether the keys that a group overrides, which may be few, are those of the file's kind."""
+    base = FIELDS.get(name)
+    if base is None:
+        return False
+    union, given = KINDS[base], raw.get(name, {})
+    default = given.get(union.key) or (policy_of_engine(raw) if base is SchedulerTable else "")
+    kind = union.kind_of(part, default)
+    lacks = kind.lacks if issubclass(kind, SchedulerTable) else {}
+    if kind in (base, union.own) or union.key in part or lacks.keys() & part.keys():
+        return False
+    try:
+        msgspec.convert(part, prepared(kind))
+    except (msgspec.ValidationError, OverflowError):
+        return False
+    return True
 
 
 def is_ordinary(value: object) -> bool:

@@ -22,8 +22,6 @@ import msgspec
 
 from emu.config.suggestions import dotted
 from emu.errors import InputError
-from emu.plugins.loading import check_plugin
-from emu.plugins.making import make_plugin
 from emu.plugins.named import NamedClass
 from emu.process.prepared import prepared
 
@@ -45,6 +43,8 @@ def own_table(key: str) -> str:
 
 def check_own(named: NamedClass, source: str = "config") -> None:
     """Load a class and look at what it has, and at its table. Raises InputError."""
+    from emu.plugins.loading import check_plugin  # most runs name no class
+
     key, path, own = named
     _options(check_plugin(path, key, source), path, key, own, source)
 
@@ -61,6 +61,9 @@ def make_own(
 
     Raises InputError (at the key, or at one of its table) if it cannot be made so.
     """
+    from emu.plugins.loading import check_plugin  # most runs name no class
+    from emu.plugins.making import make_plugin
+
     found = check_plugin(path, key, source)
     options = _options(found, path, key, own, source)
     return make_plugin(path, key, *arguments, context=context, options=options, source=source)

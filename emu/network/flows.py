@@ -554,7 +554,7 @@ class FlowTable:
         self.carried_bytes[kind] += size_bytes
         for link in links:
             link.lone = None
-            link.moved_bytes[kind] += size_bytes
+            link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + size_bytes
         self._report(transfer, links, END)
 
     def _unfold(self, transfer: Transfer) -> None:
@@ -668,11 +668,11 @@ class FlowTable:
         links, kind = flow.links, flow.transfer.kind
         self.carried_bytes[kind] += carried
         for link in links:
-            link.moved_bytes[kind] += carried
+            link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + carried
         if lost:
             self.lost_bytes[kind] += lost
             for link in links:
-                link.lost_bytes[kind] += lost
+                link.lost_bytes[kind] = link.lost_bytes.get(kind, 0) + lost
 
     def _pass_marks(self, flow: Flow) -> None:
         marks = flow.marks

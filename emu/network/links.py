@@ -22,7 +22,6 @@ not to bring a reach forward: distances are multiples of 1e-9/k byte, k the prod
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any, Final, final
 
 from emu.units import NS_PER_S
@@ -35,10 +34,6 @@ SLACK_UNITS: Final = UNITS_PER_BYTE >> 64
 
 Pair = tuple[int, int]
 """(source, destination) in the caller's numbering, for partitions between two parties."""
-
-
-def _zeros() -> defaultdict[str, int]:
-    return defaultdict(int)
 
 
 @final
@@ -54,9 +49,9 @@ class Link:
     """Flows that use it now, by sequence number (insertion order = order of starting)."""
     lone: Transfer | None
     """The transfer that has it to itself, without a flow: nothing is `running` then."""
-    moved_bytes: defaultdict[str, int]
+    moved_bytes: dict[str, int]
     """Bytes of ended flows that passed, by kind."""
-    lost_bytes: defaultdict[str, int]
+    lost_bytes: dict[str, int]
     """Bytes of cancelled flows that did not pass, by kind."""
     fill_left: int
     """Units of rate that `sharing.fill` has not dealt out yet."""
@@ -89,8 +84,8 @@ class Link:
         self.extra_latency_ns = 0
         self.running = {}
         self.lone = None
-        self.moved_bytes = _zeros()
-        self.lost_bytes = _zeros()
+        self.moved_bytes = {}
+        self.lost_bytes = {}
         self.fill_left = 0
         self.fill_weight = 0
 

@@ -128,13 +128,14 @@ class _FreeGpus:
         for gpu in topology.gpus:
             if gpu.kind != kind or gpu.index in taken:
                 continue
+            place = machine, domain = gpu.machine, gpu.nvlink_domain
             groups = [
                 self._all,
-                near.setdefault((gpu.machine, gpu.nvlink_domain), _Group(gpu.machine)),
-                machines.setdefault(gpu.machine, _Group(gpu.machine)),
+                near.get(place) or near.setdefault(place, _Group(machine)),
+                machines.get(machine) or machines.setdefault(machine, _Group(machine)),
             ]
             if gpu.nvlink_out >= 0:
-                groups.append(domains.setdefault(gpu.nvlink_domain, _Group()))
+                groups.append(domains.get(domain) or domains.setdefault(domain, _Group()))
             self._groups_of[gpu.index] = groups
             for group in groups:
                 group.gpus.append(gpu.index)
@@ -171,10 +172,10 @@ class _FreeGpus:
                 if group.free_count < size:
                     heappop(heap)
                     continue
-                now_first = self._first(group, 1)[0]
-                if now_first == first:
-                    return self._first(group, size)
-                heapreplace(heap, (now_first, place))
+                found = self._first(group, size)
+                if found[0] == first:
+                    return found
+                heapreplace(heap, (found[0], place))
         return None
 
     def apart(self, size: int, mates: Mapping[int, int]) -> tuple[int, list[int]] | None:
@@ -201,6 +202,8 @@ class _FreeGpus:
         gpus, groups_of = group.gpus, self._groups_of
         while gpus[group.passed] not in groups_of:
             group.passed += 1
+        if size == 1:
+            return [gpus[group.passed]]
         free = (gpus[i] for i in range(group.passed, len(gpus)) if gpus[i] in groups_of)
         return list(islice(free, size))
 

@@ -258,6 +258,28 @@ def _rate(gbps: float) -> int:
     return max(1, round(gbps_to_bytes_per_s(gbps)))
 
 
+class _Rates(msgspec.Struct, frozen=True):
+    """The links of each GPU of a machine: bytes per second."""
+
+    nic: int
+    nic_latency_ns: int
+    nvlink: int
+    """0 = there is none."""
+    pcie: int
+    ssd: int
+
+
+def _rates_of(node: NodeTable, figures: GpuFigures) -> _Rates:
+    nvlink_gbps = figures.nvlink_gbps if node.nvlink_gbps < 0 else node.nvlink_gbps
+    return _Rates(
+        _rate(node.nic_gbps),
+        round(node.nic_latency_us * NS_PER_US),
+        _rate(nvlink_gbps) if nvlink_gbps > 0 else 0,
+        _rate(figures.pcie_gbps if node.pcie_gbps < 0 else node.pcie_gbps),
+        _rate(node.ssd_gbps),
+    )
+
+
 class _Builder:
     """Numbers machines, GPUs and links while they are added."""
 
@@ -286,12 +308,13 @@ class _Builder:
         self.machines.append(machine)
         pcie = (-1, -1)
         domain_gpus = node.nvlink_domain or node.gpus
+        rates = _rates_of(node, figures)
         for slot in range(node.gpus):
             if slot % node.pcie_shared_by == 0:
-                pcie = self._pcie(node, figures)
+                pcie = self._pcie(rates)
             if (position * node.gpus + slot) % domain_gpus == 0:
                 self._domain += 1
-            self.gpus.append(self._gpu(machine, node, figures, pcie))
+            self.gpus.append(self._gpu(machine, node, figures.name, rates, pcie))
 
     def _cxl(self, owner: str, kind: LinkKind, node: NodeTable) -> int:
         """A link of the pool of a machine; -1 without one."""
@@ -309,38 +332,36 @@ class _Builder:
                 self._link(owner, LinkKind.LEAF_DOWN, rate),
             )
 
-    def _pcie(self, node: NodeTable, figures: GpuFigures) -> tuple[int, int]:
-        rate = _rate(figures.pcie_gbps if node.pcie_gbps < 0 else node.pcie_gbps)
+    def _pcie(self, rates: _Rates) -> tuple[int, int]:
         owner = f"gpu{len(self.gpus)}"
         return (
-            self._link(owner, LinkKind.PCIE_DOWN, rate),
-            self._link(owner, LinkKind.PCIE_UP, rate),
+            self._link(owner, LinkKind.PCIE_DOWN, rates.pcie),
+            self._link(owner, LinkKind.PCIE_UP, rates.pcie),
         )
 
     def _gpu(
-        self, machine: Machine, node: NodeTable, figures: GpuFigures, pcie: tuple[int, int]
+        self, machine: Machine, node: NodeTable, name: str, rates: _Rates, pcie: tuple[int, int]
     ) -> Gpu:
         owner = f"gpu{len(self.gpus)}"
-        nic_rate, nic_latency_ns = _rate(node.nic_gbps), round(node.nic_latency_us * NS_PER_US)
-        nvlink_gbps = figures.nvlink_gbps if node.nvlink_gbps < 0 else node.nvlink_gbps
+        nic_latency_ns = rates.nic_latency_ns
         nvlink = (-1, -1)
-        if nvlink_gbps > 0:
+        if rates.nvlink:
             nvlink = (
-                self._link(owner, LinkKind.NVLINK_OUT, _rate(nvlink_gbps)),
-                self._link(owner, LinkKind.NVLINK_IN, _rate(nvlink_gbps)),
+                self._link(owner, LinkKind.NVLINK_OUT, rates.nvlink),
+                self._link(owner, LinkKind.NVLINK_IN, rates.nvlink),
             )
         return Gpu(
             index=len(self.gpus),
-            kind=figures.name,
+            kind=name,
             machine=machine.index,
             nvlink_domain=self._domain,
-            nic_out=self._link(owner, LinkKind.NIC_OUT, nic_rate, nic_latency_ns),
-            nic_in=self._link(owner, LinkKind.NIC_IN, nic_rate, nic_latency_ns),
+            nic_out=self._link(owner, LinkKind.NIC_OUT, rates.nic, nic_latency_ns),
+            nic_in=self._link(owner, LinkKind.NIC_IN, rates.nic, nic_latency_ns),
             nvlink_out=nvlink[0],
             nvlink_in=nvlink[1],
             pcie_down=pcie[0],
             pcie_up=pcie[1],
-            ssd_read=self._link(owner, LinkKind.SSD_READ, _rate(node.ssd_gbps)),
+            ssd_read=self._link(owner, LinkKind.SSD_READ, rates.ssd),
             nic_over_pcie=node.nic_over_pcie,
         )
 

@@ -24,12 +24,15 @@ def version_line(version: str) -> str:
 
 def revision() -> str:
     """Twelve digits of the commit; empty if it cannot be known."""
-    import json
+    try:
+        text = (PACKAGE / "build.json").read_text(encoding="utf-8")
+    except OSError:
+        return checkout_revision(PACKAGE.parent)
+    import json  # a checkout needs none
 
     try:
-        content = json.loads((PACKAGE / "build.json").read_text(encoding="utf-8"))
-        return str(content["revision"])
-    except (OSError, ValueError, KeyError):
+        return str(json.loads(text)["revision"])
+    except (ValueError, KeyError):
         return checkout_revision(PACKAGE.parent)
 
 

@@ -110,7 +110,7 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
         backend = backend.inner
     engine = msgspec.structs.replace(engine, stream_interval=bound.model.stream_interval)
     here = plain_values_of(engine)
-    front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
+    front_ns = engine.batch_wait_ns + engine.output_ns if replica.front_end else 0
     base = _times(backend, engine, here, shape, front_ns)
     slopes: list[list[float]] = [[], []]
     for index, parameter in enumerate(PARAMETERS):

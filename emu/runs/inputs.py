@@ -17,7 +17,6 @@ from typing import Any, Final
 from emu.config.names import is_file_path, is_import_path
 from emu.documents import Document, DocumentView
 from emu.plugins.named import KEYS
-from emu.plugins.sources import sources
 
 FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay", "learned")
 """Keys of a configuration that name a file or a directory which is read."""
@@ -120,6 +119,8 @@ def recorded(config: DocumentView, directory: Path) -> Document:
             inputs[names.at_home(table[key])] = tree_digest(path)
     classes: Document = {}
     for table, key in named_plugins(config):
+        from emu.plugins.sources import sources  # most runs name no class
+
         files = sources(table[key])
         if files:
             root = root_of(table[key], files)

@@ -48,6 +48,8 @@ class RunResult(msgspec.Struct):
     directory: Path
     summary: Summary | None
     outcome: Outcome
+    plan: Plan
+    """What ran."""
     wall_s: float
     cpu_s: float
     known: str = ""
@@ -141,7 +143,8 @@ def execute(
         from emu.report.run_page import write_report
 
         write_report(Path(config.output.dir))
-    return RunResult(Path(config.output.dir), summary, world.outcome, *began.spent_s(), known)
+    where = Path(config.output.dir)
+    return RunResult(where, summary, world.outcome, plan, *began.spent_s(), known)
 
 
 def _known(config: Config, plan: Plan, summary: Summary) -> str:
@@ -303,11 +306,11 @@ def run_command(path: Path, output: Path | None, options: RunOptions) -> int:
     if options.as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not options.quiet:
-        _say(result, config, str(path))
+        _say(result, config)
     return 0
 
 
-def _say(result: RunResult, config: Config, source: str) -> None:
+def _say(result: RunResult, config: Config) -> None:
     """The tables of a run, and what one should know of them."""
     assert result.summary is not None
     from emu.runs.crowding import crowded
@@ -315,7 +318,7 @@ def _say(result: RunResult, config: Config, source: str) -> None:
     from emu.runs.slow_modes import slow_line
 
     say = _print_summary(result.summary)
-    plan = make_plan(config, source)
+    plan = result.plan
     for line in served_lines(plan):
         say(f"model: {line}")
     say(f"engine: {engine_line(plan, result.known)}")

@@ -167,6 +167,7 @@ def few_of_a_trace(directory: Path, requests: int = 300) -> None:
     text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
     (directory / "t.csv").write_text(text + "\n")
     nodes = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 2\n[[replicas]]\ncount = 2\n'
+    nodes += "scheduler = { max_num_seqs = 256 }\n"
     (directory / "c.toml").write_text(f'{nodes}[workload]\npath = "t.csv"\n')
 
 

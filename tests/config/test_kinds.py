@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from emu.config.check import struct_of, table_info, unwrap
-from emu.config.kinds import FIELDS, KINDS, Struct, implementation, unions
+from emu.config.check import check_document, struct_of, table_info, unwrap
+from emu.config.kinds import FIELDS, KINDS, Struct, implementation, is_faultless, unions
 from emu.config.load import config_from_dict, effective_dict
 from emu.config.rules import _defaults
 from emu.config.schema import (
@@ -234,3 +234,31 @@ def test_a_table_tells_the_name_of_its_kind(base: Struct) -> None:
     union = KINDS[base]
     for name, kind in union.kinds.items():
         assert msgspec.to_builtins(kind())[union.key] == name
+
+
+def test_what_passes_without_the_walk_has_no_problem() -> None:
+    """Keys that a group overrides, of every kind of its table and of others, right and wrong."""
+    values: tuple[object, ...] = (0, 1, 64, -1, 10**16, 0.5, True, "", "auto", "none", [1], {})
+    passed = walked = 0
+    for name, base in (("scheduler", SchedulerTable), ("latency", LatencyTable)):
+        union = KINDS[base]
+        keys = sorted({key for kind in union.structs for key in kind.__struct_fields__})
+        for own in ("", *union.kinds):
+            for key in (*keys, union.key, "unknown"):
+                for value in values:
+                    raw: dict[str, Any] = {"replicas": [{name: {key: value}}]}
+                    if own:
+                        raw[name] = {union.key: own}
+                    if is_faultless(raw):
+                        passed += 1
+                        assert check_document(raw) == [], raw
+                    else:
+                        walked += 1
+    assert passed > 400 < walked
+
+
+def test_an_engine_chooses_the_scheduler_whose_keys_a_group_overrides() -> None:
+    group = {"scheduler": {"chunked_prefill_size": 2048}}
+    assert is_faultless({"engine": {"name": "sglang"}, "replicas": [group]})
+    assert not is_faultless({"replicas": [group]})
+    assert not is_faultless({"replicas": [{**group, "engine": {"name": "sglang"}}]})

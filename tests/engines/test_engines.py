@@ -143,7 +143,7 @@ def test_a_group_may_have_another_engine_than_the_rest() -> None:
     }
     found = make_plan(config_from_dict(tables)).replicas
     assert [one.engine_label for one in found] == ["vllm-0.11", "vllm-0.19", "none"]
-    assert [one.has_front_end for one in found] == [True, True, False]
+    assert [one.front_end is not None for one in found] == [True, True, False]
 
 
 def test_a_models_replicas_have_its_engine() -> None:
@@ -177,7 +177,7 @@ def test_simulators_schedulers_go_with_any_engine() -> None:
         one = replica(f'[scheduler]\npolicy = "{policy}"\n')
         assert one.engine_label.startswith("vllm")
         assert not one.runs_own_scheduler
-        assert not one.has_front_end, "the API server belongs to the engine's own scheduler"
+        assert not one.front_end, "the API server belongs to the engine's own scheduler"
     assert replica('[engine]\nname = "none"\n').scheduler.policy == "vllm"
 
 
@@ -365,7 +365,7 @@ def test_another_engine_brings_scheduler_memory_kernels_and_defaults(toy: Engine
     assert one.engine_label == "toy-1.0"
     assert one.scheduler.policy == "orca", "its own scheduler, without being told"
     assert one.runs_own_scheduler
-    assert one.has_front_end
+    assert one.front_end
     assert one.memory.reserve_bytes == 1 << 30
     assert one.num_blocks == one.memory.num_blocks - 3
     assert one.engine is not None

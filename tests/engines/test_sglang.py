@@ -56,7 +56,7 @@ def test_a_server_takes_what_its_gpu_allows(
     assert one.engine is not None
     assert one.engine.graph_tokens_max == graph
     assert one.schedules_ahead
-    assert one.has_front_end
+    assert one.front_end
 
 
 def test_kv_is_what_the_weights_leave() -> None:

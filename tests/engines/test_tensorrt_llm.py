@@ -64,7 +64,7 @@ def test_a_server_takes_the_same_on_all_gpus_and_versions_differ(
     assert one.engine.graph_sizes == sizes
     assert one.engine_label == f"tensorrt-llm-{version or '1.3'}"
     assert one.schedules_ahead
-    assert one.has_front_end
+    assert one.front_end
 
 
 def test_a_smaller_step_has_fewer_requests() -> None:

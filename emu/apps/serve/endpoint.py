@@ -38,7 +38,7 @@ class Endpoint:
         self.engine_id = f"emu-{service.session}-{replica.replica_id}"
         self._adapters: dict[str, str] = {}
         self._adapters_life = replica.incarnation
-        self.intake = Intake([plan.engine]) if plan.has_front_end and plan.engine else None
+        self.intake = Intake([plan.front_end]) if plan.front_end else None
         """What calls for KV of another endpoint pass. It is apart from that of calls with a prompt
         to compute: a recording has when the engine got them, not when they came."""
 

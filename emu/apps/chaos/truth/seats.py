@@ -188,7 +188,7 @@ def _experts(replica: ReplicaPlan, plan: Plan) -> Experts | None:
 
 def _front(replica: ReplicaPlan) -> FrontEnd | None:
     engine = replica.engine
-    if engine is None or not replica.has_front_end:
+    if engine is None or replica.front_end is None:
         return None
     return FrontEnd(
         intake_ns=engine.intake_ns,
