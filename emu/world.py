@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 
-from emu.cluster.audit import final_error, leaks, run_facts, write_results
+from emu.cluster.audit import final_error, leaks, run_facts, summary_of, write_results
 from emu.cluster.cluster import Cluster
 from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
@@ -185,6 +185,13 @@ class World:
     def facts(self) -> RunFacts:
         """At the end of a run: what only the cluster knows of it, for the summary."""
         return run_facts(self.cluster)
+
+    def summary(self) -> Summary:
+        """At the end of a run: its summary, of what was recorded; nothing is recorded after it."""
+        outcome, recorder = self.outcome, self.recorder
+        assert outcome is not None
+        stats = recorder.requests.finish(partial=outcome.error is not None)
+        return summary_of(self.cluster, recorder, stats, recorder.gaps.finish(), self.facts())
 
     def tell(self, table: CommandTable | FaultTable) -> None:
         """A command or a fault, as if the configuration had its table.

@@ -21,7 +21,6 @@ from emu.apps.chaos.strikes import Place, fault_parts
 from emu.apps.chaos.truth.judges import Written, truth_of
 from emu.apps.chaos.truth.tape import Record
 from emu.apps.chaos.worlds.world import World
-from emu.cluster.audit import summary_of
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.documents import Document
@@ -213,12 +212,10 @@ def _rows_of(text: bytes) -> list[dict[str, str]]:
 
 def _files_of(emulated: EmulatedWorld, directory: Path) -> dict[str, bytes]:
     """What it wrote, as far as it is whole, and its summary."""
-    cluster, recorder, outcome = emulated.cluster, emulated.recorder, emulated.outcome
+    outcome = emulated.outcome
     assert outcome is not None
     is_whole = outcome.error is None
-    stats = recorder.requests.finish(partial=not is_whole)
-    gaps = recorder.gaps.finish()
-    summary = summary_of(cluster, recorder, stats, gaps, emulated.facts())
+    summary = emulated.summary()
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(plain_summary(summary))
     return files
