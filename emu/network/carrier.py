@@ -133,34 +133,29 @@ class Arrived:
 class Lane:
     """The way from one replica's GPUs to another's."""
 
-    path: LinkPath
-    """From the first GPU of the one to the first of the other."""
     bytes_per_s: int
     """Of so many links as there are GPUs on the smaller side."""
     latency_ns: int
     """The longest of all pairs of GPUs."""
     paths: list[LinkPath]
-    """Of each pair of GPUs that talk."""
+    """Of each pair of GPUs that talk; the first of the one with the first of the other leads."""
     shares: list[int]
     """What each pair carries (see `grids.cut_by`)."""
 
     __slots__ = (
         "bytes_per_s",
         "latency_ns",
-        "path",
         "paths",
         "shares",
     )
 
     def __init__(
         self,
-        path: LinkPath,
         bytes_per_s: int,
         latency_ns: int,
         paths: list[LinkPath],
         shares: list[int],
     ) -> None:
-        self.path = path
         self.bytes_per_s = bytes_per_s
         self.latency_ns = latency_ns
         self.paths = paths
@@ -227,7 +222,7 @@ class Carrier:
                 hidden = size_bytes - last_bytes
             left_bytes -= hidden
             self.moved_bytes[kind] += hidden
-        parts: Parts = ((lane.path, left_bytes),)
+        parts: Parts = ((lane.paths[0], left_bytes),)
         if len(lane.paths) > 1:
             parts = list(zip(lane.paths, cut_by(lane.shares, left_bytes), strict=True))
         spec = TransferSpec(kind, lane.latency_ns + setup_ns, pair)
@@ -236,12 +231,10 @@ class Carrier:
     def _new_lane(self, source: Grid, destination: Grid) -> Lane:
         """Look up the way from one replica to another; it holds until links change."""
         topology = self.topology
-        path = topology.path(source.gpus[0], destination.gpus[0])
-        rate = min([link.bytes_per_s for link in self.table.path(path)], default=0)
         pieces = shard_shares(source, destination)
         paths = [topology.path(src_gpu, dst_gpu) for src_gpu, dst_gpu, _ in pieces]
+        rate = min([link.bytes_per_s for link in self.table.path(paths[0])], default=0)
         lane = self._lanes[source, destination] = Lane(
-            path,
             rate * min(len(source.gpus), len(destination.gpus)),
             max([topology.latency_ns(path) for path in paths]),
             paths,
