@@ -193,9 +193,10 @@ class Finding:
             known = (quick, first)
         self._near(trials, known, half, partial(teller.best, half, "with 50 %"))
         told = partial(teller.best, judge, f"with {100 * question.confidence:g} %")
-        if not self._holds_as_cheap(trials, half, judge):
+        if self._holds_as_cheap(trials, half, judge):
+            told()
+        else:
             self._near(trials, (half, *known), judge, told)
-        told()
         return judge, half
 
     def _holds_as_cheap(self, trials: Trials, half: Judge, judge: Judge) -> bool:

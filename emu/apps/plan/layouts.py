@@ -150,6 +150,15 @@ class Candidate(msgspec.Struct, frozen=True):
         split = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill} colocated"
         return f"{self.gpus_told}: {split}, {layout.shape}"
 
+    def has_as_much_as(self, other: Candidate) -> bool:
+        """Whether it is of the same layout, with as many replicas of each role or more."""
+        return (
+            self.layout == other.layout
+            and self.scaling == other.scaling
+            and self.prefill >= other.prefill
+            and self.decode >= other.decode
+        )
+
     @property
     def gpus_told(self) -> str:
         """`20 x H100`, or `8 x H100 + 4 x L40S`."""

@@ -185,13 +185,7 @@ class Survival:
     def _holds(self, left: Candidate) -> bool:
         """Whether it meets; without a run if one of its layout with as few of each role, or fewer,
         does (the search assumes the same: `docs/lab/plan-search.md`)."""
-        is_more = any(
-            one.layout == left.layout
-            and one.scaling is None
-            and one.prefill <= left.prefill
-            and one.decode <= left.decode
-            for one in self._trials.good(self._judge)
-        )
+        is_more = any(left.has_as_much_as(one) for one in self._trials.good(self._judge))
         return is_more or self._trials.answer([Asked((left,))], self._judge)[0][0]
 
     def _apart(self, candidate: Candidate) -> Candidate:

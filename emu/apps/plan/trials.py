@@ -174,12 +174,7 @@ class Trials:
         return {
             its
             for one, its in self.rows
-            if its in worlds
-            and one.layout == candidate.layout
-            and one.scaling == candidate.scaling
-            and one.prefill >= candidate.prefill
-            and one.decode >= candidate.decode
-            and self.ratio(one, its) > SLACK
+            if its in worlds and one.has_as_much_as(candidate) and self.ratio(one, its) > SLACK
         }
 
     def _known_ratio(self, candidate: Candidate, world: World) -> float:
