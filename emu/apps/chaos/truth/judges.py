@@ -41,6 +41,7 @@ from emu.apps.chaos.truth.seats import seats_of
 from emu.apps.chaos.truth.series import Series, judge_waits
 from emu.apps.chaos.truth.sharing import judge_sharing
 from emu.apps.chaos.truth.standing import Standing, judge_lists
+from emu.apps.chaos.truth.step_times import times_of
 from emu.apps.chaos.truth.sums import judge_execution, judge_sessions, judge_sums
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers
@@ -78,7 +79,7 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)
-    Iterations(tape, windows, beside).judge()
+    Iterations(tape, windows, beside, times_of(config, plan)).judge()
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()

@@ -44,6 +44,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "masks": "a constrained request has a mask for each of its tokens",
         "equal_batches": "equal batches take equally long",
         "roofline_bound": "an iteration takes what memory and arithmetic allow",
+        "kernels": "a step of the roofline takes what its kernels do",
         "wave_start": "a wave leaves when its last member is there",
         "wave_members": "a wave has all members that serve",
         "rank_serves": "no iteration runs without an expert, or while its group waits",
