@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from emu.apps.chaos.truth.beside import Beside
+from emu.apps.chaos.truth.drafter_times import DrafterTimes, step_with_drafts
 from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.step_times import StepTimes, step_of
 from emu.apps.chaos.truth.tape import Record, Tape
@@ -41,13 +42,16 @@ class Iterations:
         tape: Tape,
         windows: Windows,
         beside: Beside,
-        times: Mapping[int, StepTimes] | None = None,
+        times: Mapping[int, StepTimes],
+        drafters: Mapping[int, DrafterTimes],
     ) -> None:
-        """`times`: of replicas whose roofline is restated."""
+        """`times`: of replicas whose roofline is restated; `drafters`: of those that draft."""
         self._tape = tape
         self._windows = windows
         self._beside = beside
-        self._times = times or {}
+        self._times, self._drafters = times, drafters
+        self._reached: dict[tuple[int, int], dict[int, int]] = {}
+        """Of batches with drafts: prompt and outputs of each row when it was formed."""
         self._padded = _padded_of(tape)
         self._got: dict[int, int] = defaultdict(int)
         self._ended: dict[int, list[int]] = defaultdict(list)
@@ -74,6 +78,10 @@ class Iterations:
                 key = record["replica"], record["batch"]
                 self._open[key] = record
                 self._late[key] = self._ended.pop(key[0], [])
+                if "verified" in record:
+                    rows = [member[0] for member in record["members"]]
+                    prompts = {row: tape.arrived[row]["prompt"] for row in rows}
+                    self._reached[key] = {row: prompts[row] + self._got[row] for row in rows}
                 self._began.pop(key, None)
                 self._layers.pop(key, None)
             elif event == "began":
@@ -279,14 +287,23 @@ class Iterations:
 
     def _priced(self, seat: Seat, formed: Record, took_ns: float, stage: int, where: str) -> None:
         """A step of the roofline takes what its kernels do, one by one."""
-        times = self._times.get(seat.replica)
-        if times is None or not seat.is_plain or "verified" in formed:
-            return
-        padded = self._padded.get((seat.replica, formed["batch"]), 0)
+        key = seat.replica, formed["batch"]
+        times, drafter = self._times.get(seat.replica), self._drafters.get(seat.replica)
+        padded = self._padded.get(key, 0)
         if seat.group and not padded:
             return
-        members = [*formed["members"], *self._for_nothing(seat, formed)]
-        stages = times.stages(step_of(members, padded))
+        if "verified" in formed:
+            if drafter is None or seat.group or seat.is_ahead:
+                return
+            reached = self._reached[key].__getitem__
+            stages = drafter.stages(
+                *step_with_drafts(formed["members"], formed["verified"], reached)
+            )
+        elif times is None or not seat.is_plain:
+            return
+        else:
+            members = [*formed["members"], *self._for_nothing(seat, formed)]
+            stages = times.stages(step_of(members, padded))
         due_ns = sum(stages) if stage < 0 else stages[stage]
         if due_ns != due_ns:
             return  # something in it is not restated

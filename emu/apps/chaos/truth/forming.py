@@ -60,7 +60,7 @@ class Forming:
         skips = keys_of(tape.config.workload).get("skip_prefill")
         shrinks = any(fault["kind"] == "kv_shrink" for fault in tape.faults)
         shares = keys_of(table).get("attention_dp_enable_balance")
-        is_faithful = isinstance(table, VIDUR) and bool(keys_of(table)["faithful"])
+        is_faithful = type(table) in VIDUR and bool(keys_of(table)["faithful"])
         is_held_up = (seat.is_ahead or shares) and seat.group
         return self._order(seat) in _ORDERS and not (
             is_odd or own or skips or shrinks or is_held_up or is_faithful

@@ -12,6 +12,7 @@ from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
+from emu.apps.chaos.truth.drafter_times import drafters_of
 from emu.apps.chaos.truth.drafts import Drafts
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
@@ -79,7 +80,7 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)
-    Iterations(tape, windows, beside, times_of(config, plan)).judge()
+    Iterations(tape, windows, beside, times_of(config, plan), drafters_of(config, plan)).judge()
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()

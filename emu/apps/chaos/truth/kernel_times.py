@@ -189,9 +189,9 @@ class Attention:
         kv_heads: int,
         width: int,
         kv_bytes: float,
+        latent: LatentAttention | None = None,
         *,
         narrow: bool,
-        latent: LatentAttention | None = None,
     ) -> None:
         """`width` of a head; `kv_bytes` of a token; `narrow`: KV has eight bits."""
         self._ops, self._heads, self._kv_heads = ops, heads, 1 if latent else kv_heads

@@ -119,8 +119,8 @@ class StepTimes:
             kv_heads,
             spec.head_dim,
             stored(kept, self._kv),
+            latent,
             narrow=stored(1, self._kv) == 1,
-            latent=latent,
         )
 
     # A step.
@@ -149,6 +149,10 @@ class StepTimes:
         found[0] = max(found[0], least_ns)  # a number that is none comes first, and stays
         found[-1] = max(found[-1] + beside_ns, 1.0)
         return found
+
+    def leads_in(self, tokens: int, columns: int) -> float:
+        """A product in front of the layers, ns."""
+        return 1e9 * self._ops.product(tokens, columns, self._spec.hidden, self._plain)
 
     def _layers(self, layers: range, tokens: int, step: Step) -> float:
         spec, total = self._spec, 0.0
@@ -296,10 +300,11 @@ def latent_products(
 
 def _is_described(context: LatencyContext) -> bool:
     """The configuration describes the network of ranks, or they are on several machines."""
-    network, plain = context.network, NetworkTable()
+    network = context.network
+    given, plain = msgspec.structs.asdict(network), msgspec.structs.asdict(NetworkTable())
     ranks = max(1, context.tensor_parallel, context.expert_parallel) * context.pipeline_parallel
     keys = ("collective_algorithm", "collective_algorithms", "topology", "endpoint_delay_ns")
-    is_given = any(getattr(network, key) != getattr(plain, key) for key in keys)
+    is_given = any(given[key] != plain[key] for key in keys)
     is_given = is_given or network.collective_splits > 1 or bool(network.congestion)
     is_given = is_given or network.link_latency_ns >= 0 or context.node.nvlink_latency_ns >= 0
     return is_given or ranks > context.gpus_per_machine

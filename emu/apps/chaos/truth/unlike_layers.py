@@ -113,9 +113,8 @@ class UnlikeSteps(StepTimes):
         kept = 2 * kv_heads * width
         if latent is not None:
             kept = latent.kv_lora_rank + latent.qk_rope_head_dim
-        narrow = stored(1, self._kv) == 1
-        size = stored(kept, self._kv)
-        return Attention(self._ops, heads, kv_heads, width, size, narrow=narrow, latent=latent)
+        size, is_narrow = stored(kept, self._kv), stored(1, self._kv) == 1
+        return Attention(self._ops, heads, kv_heads, width, size, latent, narrow=is_narrow)
 
     def _reach(self, layer: Layer) -> int:
         """Tokens that a query reads; 0 = all."""

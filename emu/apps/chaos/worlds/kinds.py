@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.narrow import burst, small_world
@@ -28,6 +28,7 @@ from emu.config.schema import (
     VllmV0Table,
 )
 from emu.config.tables import tag_of
+from emu.features.registry import all_features
 from emu.rng import rng_stream
 
 EVERY: Final = 8
@@ -66,6 +67,8 @@ def _stops() -> Sequence[Stop]:
         partial(_kinds, models=_EXPERTS),
         partial(_kinds, models=_STATES),
         _ranks,
+        _layers_beside,
+        _shared_experts,
         _limits_of_vidur,
         _limits_of_sglang,
     )
@@ -113,7 +116,7 @@ def _is_unlike(tables: Tables) -> bool:
 
 def _latency(rng: Rng) -> Tables:
     table: Tables = {"backend": tag_of(RooflineTable), "front_end": False}
-    drawn: dict[str, Sequence[Any]] = {
+    drawn: Tables = {
         "sampling": ("auto", "greedy", "random", "top_p"),
         "penalties": ("auto", "on", "off"),
         "compute_efficiency": (0.0, 0.0, 0.4),
@@ -149,6 +152,40 @@ def _ranks(rng: Rng, tables: Tables) -> Lines:
         "endpoint_delay_ns": int(pick(rng, (10, 200))),
     }
     return lines
+
+
+def _layers_beside(rng: Rng, tables: Tables) -> Lines:
+    """Features whose layers take what their kernels do."""
+    tables["model"] = {"name": "meta-llama/Llama-3.1-8B"}
+    tables["latency"] = _latency(rng)
+    tables["replicas"] = [{"tensor_parallel": int(pick(rng, (1, 2)))}]
+    tables["nodes"] = [{"gpus": 2, "gpu": pick(rng, _GPUS[:5])}]
+    tables["scheduler"] = _limits_of_vllm(rng) | {
+        "policy": tag_of(VllmTable),
+        "num_blocks": 2000,
+        "async_scheduling": "off",
+        "prefix_caching": False,
+    }
+    for feature in all_features():
+        feature.draw_costs(rng, tables)
+    return burst(rng, 12, (5, 300), (5, 40))
+
+
+def _shared_experts(rng: Rng, tables: Tables) -> Lines:
+    """Replicas that share their experts, by collectives, and step together."""
+    members = int(pick(rng, (2, 4)))
+    tables["model"] = {"name": pick(rng, _EXPERTS[:3])}
+    tables["latency"] = _latency(rng)
+    tables["nodes"] = [{"gpus": members, "gpu": pick(rng, _GPUS[1:5])}]
+    tables["replicas"] = [
+        {"count": members, "expert_parallel": members, "data_parallel_group": "a"}
+    ]
+    tables["scheduler"] = _limits_of_vllm(rng) | {
+        "policy": tag_of(VllmTable),
+        "num_blocks": 2000,
+        "prefix_caching": False,
+    }
+    return burst(rng, 6 * members, (5, 300), (2, 30))
 
 
 def _two_bursts(rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> Lines:
