@@ -75,7 +75,7 @@ def _alone(context: LatencyContext, draft: Draft) -> LatencyContext:
 
 
 def _drafter_of(replica: ReplicaPlan, context: LatencyContext) -> DrafterTimes | None:
-    """Of a replica that has nothing but drafts besides, all restated."""
+    """The drafts of a replica that has nothing else besides; None where not all is restated."""
     asked, draft = keys_of(replica.scheduler).get("speculative_config"), replica.draft
     if asked is None or len(context.parts) != 1 or not is_restated(context):
         return None
@@ -120,6 +120,6 @@ def step_with_drafts(
 
 
 def drafters_of(config: Config, plan: Plan) -> dict[int, DrafterTimes]:
-    """By replica, where all is restated."""
+    """Drafts by replica, where all is restated."""
     found = {one.replica_id: _drafter_of(one, one.latency_context(config)) for one in plan.replicas}
     return {replica: times for replica, times in found.items() if times is not None}

@@ -53,7 +53,10 @@ def stored(count: int, dtype: str) -> int:
 
 
 def power_mean(one: float, other: float, power: float) -> float:
-    """Near the longer of both, and above both where they are alike."""
+    """Near the longer of two times, `one` and `other`, and above both where they are alike.
+
+    `power`: how soon the shorter one counts for nothing.
+    """
     most = max(one, other)
     return most and float(most * ((one / most) ** power + (other / most) ** power) ** (1 / power))
 
@@ -80,9 +83,10 @@ def _factor(kernels: Kernels, family: str, shape: tuple[int, ...], rows: float) 
 
 
 class Operations:
-    """Kernels of one GPU, with activations of so many bytes."""
+    """Kernels of one GPU."""
 
     def __init__(self, gpu: GpuSpec, kernels: Kernels, element: int) -> None:
+        """`element`: bytes of an activation."""
         self.gpu, self.kernels, self.element = gpu, kernels, element
         self.read = gpu.memory_gbytes_per_s * 1e9
         """Bytes of its memory in a second."""
@@ -92,7 +96,7 @@ class Operations:
         return 1e-6 * self.kernels.element_us + size / (self.read * self.kernels.element_memory)
 
     def product(self, rows: int, columns: int, inner: int, dtype: str) -> float:
-        """Rows times a matrix of weights."""
+        """Rows times a matrix of weights, with so many columns of `inner` elements."""
         units = self.gpu.units(dtype)
         kernel = self.kernels.product(dtype, units)
         table = _PRODUCT_TABLES.get(dtype, "")
@@ -136,7 +140,10 @@ class Operations:
         ranks: int,
         shared: int = 0,
     ) -> float:
-        """A layer's experts on one of so many ranks; each token is at `chosen` of `count`."""
+        """A layer's experts on one of so many ranks; each token is at `chosen` of `count`.
+
+        `shared`: how many more each token passes.
+        """
         kernel, units = self.kernels.expert(dtype, self.gpu.units(dtype))
         met = max(1.0, _met(tokens, count, chosen) / ranks)
         rows = tokens * chosen / ranks
@@ -241,12 +248,12 @@ class Attention:
         self._block_us = 0.0 if known.sequence_tokens else self._block_us
 
     def decodes(self, sequences: int, seen: int) -> float:
-        """One query of each sequence, which read so many tokens together; without the launch."""
+        """One query of each sequence, which read `seen` tokens together; without the launch."""
         start, slope = self._parts(sequences)
         return start + slope * seen
 
     def verifies(self, sequences: int, queries: int, seen: int) -> float:
-        """Several queries of each sequence: KV is read once for them."""
+        """Several queries of each sequence, whose `seen` tokens are read once for them."""
         start, slope = self._parts(sequences)
         each = max(1.0, queries / sequences)
         tiles = max(1.0, each * self._heads / self._kv_heads / _TILE)
@@ -266,7 +273,7 @@ class Attention:
         return start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us, slope * factor
 
     def prompts(self, chunks: Sequence[tuple[int, int]], window: int) -> float:
-        """Chunks (tokens before, new tokens), which see so many tokens back (0 = all)."""
+        """Chunks (tokens before, new tokens), which see `window` tokens back (0 = all)."""
         pairs = keys = tiles = longest = 0
         for before, new in chunks:
             ends = range(before + 1, before + new + 1)
@@ -312,7 +319,7 @@ class Peers:
         )
 
     def gathered(self, size: int, ranks: int) -> float:
-        """Every rank gets the bytes of all others, who have so many each."""
+        """Every rank gets the bytes of all others, which have so many each."""
         fixed, rate = self._ring(ranks, size)
         return fixed / 2 + (ranks - 1) * size / rate
 

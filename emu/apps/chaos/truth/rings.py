@@ -50,7 +50,7 @@ class Rings:
         return int(hops * self._dims[last][2] + size * 8 / self._dims[last][1]) / 1e9
 
     def gathered(self, size: int, ranks: int) -> float:
-        """Every rank gets the bytes of all others, who have so many each."""
+        """Every rank gets the bytes of all others, which have so many each."""
         return self._whole("all-gather", size, ranks)
 
     def scattered(self, size: int, ranks: int) -> float:

@@ -2,7 +2,7 @@
 
 Restates docs/lab/schedulers.md. Blocks on demand above a watermark (vllm_v0: prompts by
 themselves, whose padded size has a limit; sarathi: decodes, then pieces of prompts within a
-budget), the longest length from the start (orca: all that fits; faster_transformer: nobody joins a
+budget), the longest length from the start (orca: all that fits; faster_transformer: none joins a
 batch under way), or tokens, looking ahead to all ends (lightllm: prompts every so many decodes).
 """
 
@@ -59,7 +59,7 @@ class _Batch:
         return sorted([*self.book.queue, *self.preempted], key=self.ask.place)
 
     def place(self, row: int) -> tuple[int, ...]:
-        """Of what runs: of equals those come first that were admitted first."""
+        """The order of what runs: of equals those come first that were admitted first."""
         return self.ask.place(row)[:2]
 
     def begin(self, row: int, tokens: int, blocks: int) -> None:

@@ -48,7 +48,10 @@ class Step(NamedTuple):
 
 
 def step_of(members: Sequence[Sequence[int]], padded: int = 0) -> Step:
-    """Of members without drafts (row, tokens before, new tokens)."""
+    """The step of members without drafts (row, tokens before, new tokens).
+
+    `padded`: tokens of the largest member of its group.
+    """
     decodes = [before for _, before, new in members if new == 1]
     prompts = tuple((before, new) for _, before, new in members if new != 1)
     count = len(decodes)
@@ -311,7 +314,7 @@ def _is_described(context: LatencyContext) -> bool:
 
 
 def made_of(context: LatencyContext) -> StepTimes:
-    """Of a kind that `is_restated`."""
+    """The times of a kind that `is_restated`."""
     if not context.model.special_layers:
         return StepTimes(context)
     from emu.apps.chaos.truth.unlike_layers import UnlikeSteps
@@ -320,7 +323,7 @@ def made_of(context: LatencyContext) -> StepTimes:
 
 
 def times_of(config: Config, plan: Plan) -> dict[int, StepTimes]:
-    """By replica, where all is restated; replicas of a kind share one."""
+    """Times by replica, where all is restated; replicas of a kind share one."""
     known: list[tuple[LatencyContext, StepTimes]] = []
     found: dict[int, StepTimes] = {}
     for replica in plan.replicas:
