@@ -301,6 +301,7 @@ class Speculative(Feature):
         }
         if method == "draft_model":
             table["model"] = "meta-llama/Llama-3.2-1B"
+            table["draft_tensor_parallel_size"] = int(rng.integers(2))
         tables["scheduler"]["speculative_config"] = table
 
     def vary(self, rng: np.random.Generator, tables: Tables, lines: list[Tables]) -> None:

@@ -41,6 +41,7 @@ from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
 from emu.apps.chaos.truth.series import Series, judge_waits
 from emu.apps.chaos.truth.sharing import judge_sharing
+from emu.apps.chaos.truth.sights import judge_placements, judge_sights
 from emu.apps.chaos.truth.standing import Standing, judge_lists
 from emu.apps.chaos.truth.step_times import times_of
 from emu.apps.chaos.truth.sums import judge_execution, judge_sessions, judge_sums
@@ -108,6 +109,7 @@ def truth_of(
     judge_host_copies(tape)
     judge_sharing(tape)
     Planners(tape).judge()
+    judge_sights(tape)
     Deadlines(tape).judge()
     if written is not None:
         Figures(tape).judge(written.rows, written.summary)
@@ -119,6 +121,7 @@ def truth_of(
         judge_sums(tape, written.rows, written.summary)
         judge_execution(tape, written.rows)
         judge_models(tape, written.rows, written.summary)
+        judge_placements(tape, written.summary)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)
