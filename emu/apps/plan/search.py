@@ -100,7 +100,6 @@ def _least(
     start: int,
     most: Callable[[], int],
     asked: Callable[[int], Asked],
-    *,
     is_enough: bool = False,
 ) -> Generator[Asked, list[bool], int]:
     """The smallest count that does not fail, from `least` on; beyond `most()` if all do.
@@ -150,15 +149,10 @@ def _splits(
     def many_decode(prefill: int) -> Asked:
         return Asked((Candidate(layout, prefill, plenty(1)),), SLACK, is_probe=True)
 
-    prefill = yield from _least(
-        layout.replicas_min,
-        near[0],
-        lambda: most(first, second),
-        many_decode,
-        is_enough=is_enough,
-    )
+    least = layout.replicas_min
+    prefill = yield from _least(least, near[0], lambda: most(first, second), many_decode, is_enough)
     decode = yield from _least(
-        1, near[1], lambda: most(second, prefill * first), many_prefill, is_enough=is_enough
+        1, near[1], lambda: most(second, prefill * first), many_prefill, is_enough
     )
     waiting = {(prefill, decode)}
     done: set[tuple[int, int]] = set()
