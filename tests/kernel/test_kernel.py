@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
-from emu.errors import Deadlock, LimitReached, Zeno
+from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.life import completed
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
@@ -258,6 +258,42 @@ def test_samples_see_the_end_of_their_instant_and_keep_nothing_alive() -> None:
 
     run(build)
     assert samples == [(100, 3), (200, 5)]
+
+
+def test_a_check_comes_before_every_third_timer_and_knows_whether_its_instant_is_over() -> None:
+    looks: list[tuple[int, int, bool]] = []
+    told: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        def check(is_quiet: bool) -> EmuError | None:
+            looks.append((kernel.now_ns, len(told), is_quiet))
+            return LimitReached("enough") if len(looks) == 3 else None
+
+        kernel.check_every(3, check)
+        for at_ns in (10, 10, 20, 20, 20, 20, 30, 40, 50, 60, 70):
+            kernel.call_at(at_ns, PRIORITY_WORLD, lambda at_ns=at_ns: told.append(at_ns))
+
+    with pytest.raises(LimitReached, match="enough"):
+        run(build)
+    assert looks == [(10, 2, True), (20, 5, False), (40, 8, True)]
+    assert told == [10, 10, 20, 20, 20, 20, 30, 40]
+
+
+def test_a_watch_looks_when_its_period_has_passed_and_its_error_ends_the_run() -> None:
+    looks: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        def watch(at_ns: int) -> EmuError | None:
+            looks.append(at_ns)
+            return LimitReached("enough") if len(looks) == 3 else None
+
+        kernel.watch_every(100, watch)
+        kernel.start(Scripted(kernel, "a", [], list(range(30, 2_000, 30))))
+
+    with pytest.raises(LimitReached, match="enough"):
+        run(build)
+    # It is asked before the first timer later than its period, and then 100 ns after that timer.
+    assert looks == [90, 210, 330]
 
 
 @pytest.mark.parametrize("make", [Kernel, TaskKernel])
