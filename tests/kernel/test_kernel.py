@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
-from emu.kernel.clock import PARK, Actor, Kernel
+from emu.kernel.clock import AGAIN, PARK, Actor, Kernel
 from emu.kernel.life import completed
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
@@ -135,6 +135,49 @@ def test_two_actors_that_keep_each_other_busy_at_one_instant_are_zeno() -> None:
 
     with pytest.raises(Zeno, match="ping"):
         run(build, events_per_instant_max=1_000)
+
+
+def test_functions_that_call_each_other_at_one_instant_are_zeno() -> None:
+    def build(kernel: Kernel) -> None:
+        def again() -> None:
+            kernel.soon(again)
+
+        kernel.soon(again)
+
+    with pytest.raises(Zeno, match="more than 1000 events at 0 ns"):
+        run(build, events_per_instant_max=1_000)
+
+
+@pytest.mark.parametrize(("timers", "is_zeno"), [(1_001, False), (1_002, True)])
+def test_as_many_timers_as_an_instant_may_have(timers: int, is_zeno: bool) -> None:
+    """The first one moves the clock; a thousand more are the most."""
+    done: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        for number in range(timers):
+            kernel.call_at(10, PRIORITY_WORLD, lambda number=number: done.append(number))
+        kernel.call_at(20, PRIORITY_WORLD, kernel.stop)
+
+    if is_zeno:
+        with pytest.raises(Zeno, match="at 10 ns"):
+            run(build, events_per_instant_max=1_000)
+    else:
+        run(build, events_per_instant_max=1_000)
+    assert len(done) == 1_001
+
+
+def test_events_are_timers_steps_that_were_woken_and_functions_for_soon() -> None:
+    told: list[str] = []
+
+    def build(kernel: Kernel) -> None:
+        actor = Scripted(kernel, "a", told, [AGAIN, 5, PARK])
+        kernel.start(actor)  # its first step is none
+        kernel.call_at(10, PRIORITY_WORLD, lambda: actor.post(" hello"))
+        kernel.call_at(20, PRIORITY_WORLD, lambda: kernel.soon(kernel.stop))
+
+    # Again at 0, its timer at 5, a timer at 10 and the step that it woke, one at 20 and its call.
+    assert run(build).events == 6
+    assert told == ["a0", "a0", "a5", "a10 hello"]
 
 
 def test_the_limit_of_simulated_time_is_a_typed_error() -> None:
