@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class Chunks(NamedTuple):
-    """Of an architecture."""
+    """What the kernels of an architecture take."""
 
     launch_us: float
     channel_ps: float
