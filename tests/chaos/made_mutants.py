@@ -194,9 +194,6 @@ class Judge:
         text = planted(mutant, (ROOT / mutant.file).read_bytes())
         place = mutant.file, mutant.line
         tests = [unit for record in self._tests for unit in record.reaching(*place)]
-        if not tests and not self._worlds.reaching(*place):
-            # It may have run while modules were imported: what it left is for all to see.
-            tests = [unit for record in self._tests for unit in record.units]
         own = f"tests/{Path(mutant.file).parts[1]}/"
         tests.sort(key=lambda unit: (not unit.name.startswith(own), unit.took_s))
         worlds = self._worlds.reaching(*place)
