@@ -93,6 +93,26 @@ def test_sparse_attention_reads_its_chosen_tokens_and_the_index():
     assert sparse.iteration_ns(decodes(32, 100_000)) < dense.iteration_ns(decodes(32, 100_000))
 
 
+@pytest.mark.parametrize(("new", "context"), [(2000, 0), (1000, 1000), (40, 1900)])
+def test_an_indexer_scores_every_key_that_each_token_of_a_prompt_sees(new, context):
+    """A token sees what stood before the prompt, and those of the prompt up to itself. Up to 2,048
+    all are chosen: attention itself costs the same."""
+    whole = backend_of("DeepSeek-V3.2", tp=8)
+    layers = tuple(msgspec.structs.replace(one, indexer=None) for one in whole.spec.special_layers)
+    plain = MixedRooflineBackend(
+        msgspec.structs.replace(whole.spec, special_layers=layers), H100, tp=8
+    )
+    shape = prompt(new, context)
+    found = [one.components_ns(shape)["attention_prefill"] for one in (whole, plain)]
+    indexer = whole.spec.special_layers[0].indexer
+    pairs = sum(context + at for at in range(1, new + 1))
+    # A product for each of 64 heads of 128 elements, of all layers; or its keys are read.
+    flops = 2 * pairs * 64 * 128
+    read_s = (new + context) * indexer.bytes_per_token / whole._read_rate
+    each_s = max(flops / whole._indexer_rate, read_s)
+    assert found[0] - found[1] == pytest.approx(61 * each_s * 1e9, abs=2)
+
+
 def test_windows_of_unlike_heads_stop_growing():
     backend = backend_of("MiMo-V2-Flash", tp=8)
     spec = backend.spec
