@@ -14,6 +14,7 @@ from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.load import config_from_dict
 from emu.config.schema import BlitzTable
 from emu.errors import InputError
+from emu.rng import rng_stream
 from emu.runs.runner import execute, prepare
 from emu.workload.naming import Naming
 
@@ -114,6 +115,29 @@ def test_a_request_is_served_by_the_model_that_it_names(tmp_path: Path) -> None:
     for row in found:
         if row["instance_id"]:
             assert plan.replicas[int(row["instance_id"])].served == row["model"]
+
+
+def test_each_model_has_as_many_requests_in_the_system_as_it_may(tmp_path: Path) -> None:
+    """Three come together to each, of which one may hold two; a second later one comes alone."""
+    path = tmp_path / "w.jsonl"
+    come = [(0, "a"), (0, "a"), (0, "a"), (0, "b"), (0, "b"), (0, "b"), (60, "a"), (60, "b")]
+    lines = [
+        {"arrival_time_ns": at * 10**9, "input_toks": 100, "output_toks": 5, "model": model}
+        for at, model in come
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for bounded in ("a", "b"):
+        models = [
+            {"served_name": name, "name": LLAMA, "colocated": 1}
+            | ({"max_outstanding": 2} if name == bounded else {})
+            for name in ("a", "b")
+        ]
+        out = tmp_path / bounded
+        run({"nodes": [{"gpus": 2}], "models": models, "workload": {"path": str(path)}}, out)
+        refused = [
+            row["model"] for row in rows(out / "requests.csv") if row["status"] == "rejected"
+        ]
+        assert refused == [bounded], "the last one of each came when nothing else was there"
 
 
 def test_a_model_scales_to_zero_and_back(tmp_path: Path) -> None:
@@ -270,3 +294,10 @@ def test_shares_deal_requests_out_in_proportion_and_in_runs() -> None:
     assert drawn.count(0) / len(drawn) == pytest.approx(0.75, abs=0.05)
     changes = sum(x != y for x, y in itertools.pairwise(drawn))
     assert changes < len(drawn) / 20
+
+
+def test_without_runs_each_request_draws_its_model_anew() -> None:
+    """One number of the stream for each, whatever came before."""
+    naming = Naming(["a", "b", "c"], shares={"a": 3, "b": 1, "c": 4}, seed=1)
+    points = 8 * rng_stream(1, "workload models").random(500)
+    assert [naming.of("") for _ in range(500)] == [(p >= 3) + (p >= 4) for p in points.tolist()]
