@@ -86,6 +86,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "overload": "in an overload a request comes as often as the fault says",
         "losses": "what is lost starts again as often as it may, and fails then",
         "retries": "refused clients ask again after pauses that double",
+        "rounds_of_move": "a request that moves stops when little is left to copy",
         "live_move": "a request gets a token between two moves",
         "host_copy": "weights come from memory while a machine has them",
         "place": "a replica has GPUs of its own, and is at home where its first one is",
