@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
-from emu.apps.chaos.worlds.narrow import burst, small_world
+from emu.apps.chaos.worlds.narrow import burst, small_world, turns
 from emu.apps.chaos.worlds.policies import pool_scaling
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
@@ -74,6 +74,7 @@ def _stops() -> Sequence[Stop]:
         _limits_of_sglang,
         _queues_of_pods,
         _long_moves,
+        _states_below,
     )
 
 
@@ -289,3 +290,16 @@ def _long_moves(rng: Rng, tables: Tables) -> Lines:
         "rebalance_period_ms": float(pick(rng, (5.0, 20.0))),
     }
     return burst(rng, 20, (20, 200), (100, 400))
+
+
+def _states_below(rng: Rng, tables: Tables) -> Lines:
+    """Sessions on a model with states, whose cache goes to the memory of the machine and back."""
+    lines = turns(rng, tables)
+    for feature in all_features():
+        feature.withdraw(tables)
+    tables["model"] = {"name": _STATES[0], "max_model_tokens": 4096}
+    tables["replicas"][0]["count"] = 1
+    tables["scheduler"] |= {"block_size": 16, "num_blocks": int(rng.integers(70, 120))}
+    tables["scheduler"].pop("retain_s", None)
+    tables["network"] = {"tiers": ["cpu"], "cpu_tier_gib": 8.0, "tier_block_tokens": 16}
+    return lines
