@@ -41,6 +41,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "intake": "requests pass their front ends in turn, each in its time",
         "output_events": "tokens pass the front end one step after the other",
         "adapters": "a step loads the adapters that it needs and that have no slot",
+        "encoded": "what another request has sent is there when it is made",
         "masks": "a constrained request has a mask for each of its tokens",
         "equal_batches": "equal batches take equally long",
         "roofline_bound": "an iteration takes what memory and arithmetic allow",

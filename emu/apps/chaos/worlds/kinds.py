@@ -300,6 +300,5 @@ def _states_below(rng: Rng, tables: Tables) -> Lines:
     tables["model"] = {"name": _STATES[0], "max_model_tokens": 4096}
     tables["replicas"][0]["count"] = 1
     tables["scheduler"] |= {"block_size": 16, "num_blocks": int(rng.integers(70, 120))}
-    tables["scheduler"].pop("retain_s", None)
     tables["network"] = {"tiers": ["cpu"], "cpu_tier_gib": 8.0, "tier_block_tokens": 16}
     return lines
