@@ -17,6 +17,7 @@ _WITHOUT: Final = ("inactive", "failed")
 
 def judge_live_moves(tape: Tape) -> None:
     """A request gets a token between two moves, and does not go to a fuller replica."""
+    _judge_rounds(tape)
     tokens: dict[int, int] = defaultdict(int)
     moved: dict[int, int] = {}
     for record in tape.of("tokens", "migrated"):
@@ -31,7 +32,7 @@ def judge_live_moves(tape: Tape) -> None:
             moved[row] = tokens[row]
 
 
-def judge_rounds(tape: Tape) -> None:
+def _judge_rounds(tape: Tape) -> None:
     """A request that moves while it decodes stops when two blocks or fewer are left to copy.
 
     So of its transfers only the first and the last one may be as small as that.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.choices import Choices
 from emu.apps.chaos.truth.clients import Clients
-from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves, judge_rounds
+from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
@@ -107,7 +107,6 @@ def truth_of(
     judge_overloads(tape)
     judge_losses(tape)
     judge_live_moves(tape)
-    judge_rounds(tape)
     judge_host_copies(tape)
     judge_sharing(tape)
     Planners(tape).judge()
