@@ -1,4 +1,4 @@
-"""What a latency backend of a user's own answers is looked at, each time."""
+"""What latency backends are told of their replica, and what those of a user's own answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from emu.cluster.backends import _watch
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
 from emu.errors import PluginError
 from emu.latency.base import BatchShape
 
@@ -28,3 +30,13 @@ def test_anything_else_is_refused_with_what_it_was(answer: Any) -> None:
     _watch(made, "mine:Backend")
     with pytest.raises(PluginError, match=r"mine:Backend: iteration_ns gave .* at least 1"):
         made.iteration_ns(BatchShape())
+
+
+def test_a_backend_knows_whether_its_replica_hands_prompts_off_or_only_decodes() -> None:
+    roles = ("prefill", "decode", "colocated")
+    for role in roles:
+        given = [{"role": one} for one in (("colocated",) if role == roles[2] else roles[:2])]
+        config = config_from_dict({"nodes": [{"gpus": 2}], "replicas": given})
+        plan = next(one for one in make_plan(config).replicas if one.role == role)
+        context = plan.latency_context(config)
+        assert (context.hands_off, context.decodes_only) == (role == "prefill", role == "decode")
