@@ -208,9 +208,11 @@ def test_fewest_outputs_then_the_longest_prompt_is_retracted() -> None:
     assert round(ratio_after(left), 4) == 0.4975
 
 
-def scheduler(*, ahead: bool, num_blocks: int = 1000, **keys: object) -> SglangScheduler:
+def scheduler(
+    *, ahead: bool, num_blocks: int = 1000, members: int = 1, **keys: object
+) -> SglangScheduler:
     limits = ReplicaLimits(num_blocks=num_blocks, block_size=1, max_model_tokens=10_000, leap=False)
-    limits.forms_ahead = ahead
+    limits.forms_ahead, limits.members = ahead, members
     return SglangScheduler(SglangTable(**keys), limits)
 
 
@@ -263,6 +265,30 @@ def test_an_engine_looks_after_so_many_decodes_and_after_prompts(ahead: bool) ->
             of.enqueue(request(2, range(80, 90), 40), 21)
     # It looks behind the 5th decode, and sees both.
     assert counts == [1] * 6 + [3] * 7
+
+
+def test_kv_that_leaves_keeps_its_place_of_those_of_all_ranks() -> None:
+    for members, taken in ((1, 0), (2, 1)):
+        of = scheduler(ahead=False, max_running_requests=1, members=members)
+        gone = request(0, range(20), 3)
+        of.enqueue(gone, 0)
+        step(of, 0)
+        of.detach(gone)
+        of.enqueue(request(1, range(50, 70), 3), 1)
+        batch = of.schedule(10)
+        assert (0 if batch is None else len(batch.chunks)) == taken
+        of.release(gone)
+        if batch is None:
+            assert of.schedule(20) is not None
+
+
+def test_few_running_requests_let_the_kv_of_twice_as_many_come() -> None:
+    few, many = (scheduler(ahead=False, max_running_requests=most) for most in (4, 40))
+    assert few.has_places(12)
+    assert not few.has_places(13)
+    assert not many.has_places(41)
+    assert many.reserve([request(0, range(20), 3)])
+    assert not many.has_places(40)
 
 
 def test_prompts_go_first_and_alone() -> None:

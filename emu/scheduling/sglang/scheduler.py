@@ -72,6 +72,8 @@ RATIO: Final = 0.7
 LEAST_RATIO: Final = 0.14
 """What is left of it in the end."""
 DECAY_STEPS: Final = 600
+_FEW_PLACES: Final = 32
+"""Up to so many running requests a decode server lets KV come for twice as many more."""
 
 
 @final
@@ -126,6 +128,9 @@ class SglangScheduler(LookingScheduler):
             max_num_seqs=table.requests_max,
         )
         self.settings = table
+        # `req_to_token_pool` of a rank has places for what all ranks of the server may run.
+        self._places = self.max_num_seqs * limits.members
+        """Requests that may have KV here, on its way out too."""
         self._interval = table.scheduler_recv_interval
         self._looks_late = limits.forms_ahead or self._interval > 1
         self._page = limits.block_size
@@ -294,7 +299,8 @@ class SglangScheduler(LookingScheduler):
     # Prompts.
     def _prefill(self, now_ns: int) -> Batch | None:
         """A batch of prompts, if any can be taken."""
-        slots = self.max_num_seqs - len(self._batch)
+        held = len(self._batch)
+        slots = min(self.max_num_seqs - held, self._places - held - len(self.ledger.detached))
         cut = self._cut
         if slots <= 0 and (cut is not None) is (self.settings.full_stops_chunks == "on"):
             self._is_full = True
@@ -715,6 +721,16 @@ class SglangScheduler(LookingScheduler):
     def recount(self) -> list[str]:
         """Full check of the counts; one line for each thing that is wrong."""
         return self.running.recount()
+
+    # KV on its way in.
+    def has_places(self, count: int) -> bool:
+        """Whether so many more requests may have KV here: those that run, and where few do, twice
+        as many that are told to come (`pre_alloc_size` of its decode servers)."""
+        most = self._places
+        if most <= _FEW_PLACES:
+            most *= 3
+        held = len(self.running.requests) + len(self.ledger.arrived) + len(self.ledger.reserved)
+        return held + count <= most
 
     # Limits.
     def can_ever_hold(self, request: Request) -> str:
