@@ -72,6 +72,8 @@ RATIO: Final = 0.7
 LEAST_RATIO: Final = 0.14
 """What is left of it in the end."""
 DECAY_STEPS: Final = 600
+STATES_OF_REQUEST: Final = 3
+"""Free ones that each request of a batch of prompts asks for, where a tree keeps states."""
 _FEW_PLACES: Final = 32
 """Up to so many running requests a decode server lets KV come for twice as many more."""
 
@@ -114,11 +116,13 @@ class SglangScheduler(LookingScheduler):
         """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
+        states = table.max_mamba_cache_size
         self.pool = TreePool(
             limits.num_blocks,
             limits.block_size,
             caches=not table.disable_radix_cache,
             eviction=table.radix_eviction_policy,
+            states_total=0 if table.disable_radix_cache or not limits.state_bytes else states,
         )
         self._listed = ListQueue()
         super().__init__(
@@ -336,6 +340,7 @@ class SglangScheduler(LookingScheduler):
         taken = admission.taken
         tokens = sum(one.new for one in taken)
         pool.make_room(tokens if page == 1 else tokens + len(taken) * page)
+        pool.make_state_room(STATES_OF_REQUEST * len(taken))
         shape = self._shape()
         chunks: list[Chunk] = []
         prompts: list[Record] = []
@@ -352,6 +357,7 @@ class SglangScheduler(LookingScheduler):
                 if request is admission.cut:
                     cut = member
             target = one.had + one.new
+            pool.take_state(request, pool.tree.root)
             pool.grow(request, one.had, target)
             request.computed_tokens = target
             member.pending += one.new
@@ -709,7 +715,9 @@ class SglangScheduler(LookingScheduler):
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         self._has_left = True
-        return self._unseen.remove(request) or self.running.cancel(request)
+        is_here = self._unseen.remove(request) or self.running.cancel(request)
+        self.pool.drop_state(request)  # one that waited may have had one
+        return is_here
 
     def evacuate(self) -> list[Request]:
         """Everything leaves: waiting requests first, then running ones. The pool is empty."""
@@ -754,6 +762,7 @@ class SglangScheduler(LookingScheduler):
         for request in list(self._queue):
             if reason := self.can_ever_hold(request):
                 self._queue.remove(request)
+                self.pool.drop_state(request)
                 dropped.append((request, reason))
         return dropped
 
