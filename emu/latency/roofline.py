@@ -598,11 +598,13 @@ class RooflineBackend:
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
-        total = TokenCost()
         prefill = decode = launches = 0
         parts = self._parts(shape)
-        for part, (cost, _) in zip(parts, self._token_costs(shape), strict=True):
+        costs = [cost for cost, _ in self._token_costs(shape)]
+        total = costs[0]
+        for cost in costs[1:]:
             total = total.plus(cost)
+        for part in parts:
             if shape.decode_count or shape.verify is not None:
                 decode += self._decode_attention_ns(shape, part)
             prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0

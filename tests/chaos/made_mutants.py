@@ -77,11 +77,14 @@ class Mutant(msgspec.Struct, frozen=True):
     start: int
     end: int
     """Characters of the file that `new` replaces."""
+    place: int = 1
+    """Which of the places of the function that read the same."""
 
     @property
     def name(self) -> str:
         """Where it is, and what it does."""
-        return f"{self.file}: {self.function}: {self.operator}: {self.old} -> {self.new}"
+        which = f" (place {self.place})" if self.place > 1 else ""
+        return f"{self.file}: {self.function}: {self.operator}: {self.old} -> {self.new}{which}"
 
 
 class Result(msgspec.Struct):
@@ -164,9 +167,10 @@ def drawn(count: int, seed: int, packages: Sequence[str] = PACKAGES) -> list[Mut
         for path in sorted((ROOT / "emu" / package).rglob("*.py")):
             seen: Counter[str] = Counter()
             for mutant in mutants_in(path.read_text(), str(path.relative_to(ROOT))):
-                seen[mutant.name] += 1
-                text = f"{seed} {mutant.name} {seen[mutant.name]}"
-                keyed.append((hashlib.blake2b(text.encode(), digest_size=8).digest(), mutant))
+                place = seen[mutant.name] = seen[mutant.name] + 1
+                text = f"{seed} {mutant.name} {place}"
+                one = msgspec.structs.replace(mutant, place=place)
+                keyed.append((hashlib.blake2b(text.encode(), digest_size=8).digest(), one))
     return [mutant for _, mutant in sorted(keyed, key=lambda one: one[0])[:count]]
 
 

@@ -266,3 +266,10 @@ def test_the_turns_of_a_session_whose_client_left_end_with_it(tmp_path: Path) ->
     rows = rows_of(tmp_path / "out")
     assert [row["status"] for row in rows] == ["cancelled"] * 3
     assert [row["reason"] for row in rows] == ["client_left", "session_ended", "session_ended"]
+
+
+def test_an_interval_of_zero_takes_no_sample_of_the_cluster(tmp_path: Path) -> None:
+    for interval_ms, taken in ((0, 0), (1e7, 1)):  # the second one's is that of the end
+        output = {"timeseries_interval_ms": interval_ms, "report": False}
+        run_config(tmp_path / str(taken), output=output)
+        assert len(rows_of(tmp_path / str(taken), "timeseries.csv")) == taken

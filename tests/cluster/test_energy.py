@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.power import fitted, left_out_errors, read_loads
 from emu.catalogue.lookup import lookup_gpu
+from emu.cluster.energy import exchange_bytes_per_token
 from emu.cluster.gpu_power import ARITHMETIC_PART, RUNNING_PART, running_w
 from emu.config.load import config_from_dict
 from emu.runs.runner import prepare
@@ -160,6 +161,38 @@ def test_exchanges_and_loads_cost_energy(tmp_path: Path) -> None:
     assert found["link"] == pytest.approx(5 * end_s + 103 * 64 * 8192 * 8 * 4e-12, abs=1e-5)
     loaded = 4 * 32 * 4096 * 4096 * 2  # four iterations
     assert found["memory"] == pytest.approx(32 * end_s + loaded * 8 * 6e-12, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "replica", "per_token"),
+    [
+        # 32 layers of 4,096 elements of two bytes: two all-reduces each, of 2 x 3/4 of that; and
+        # the way to the next of two stages.
+        (
+            "meta-llama/Llama-3.1-8B",
+            {"tensor_parallel": 4, "pipeline_parallel": 2},
+            64 * 2 * 3 / 4 * 8192 + 8192,
+        ),
+        ("meta-llama/Llama-3.1-8B", {"pipeline_parallel": 3}, 2 * 8192),
+        # 48 layers of experts and 2,048 elements: one all-reduce each; three of four tokens are
+        # another rank's, go there with the scores of 128 experts in four parts, and come back.
+        (
+            "Qwen/Qwen3-30B-A3B-Instruct-2507",
+            {"tensor_parallel": 4, "expert_parallel": 4},
+            48 * 2 * 3 / 4 * 4096 + 48 * 3 / 4 * ((4096 + 256) / 4 + 4096),
+        ),
+    ],
+)
+def test_bytes_between_ranks_for_a_token(
+    model: str, replica: dict[str, Any], per_token: float
+) -> None:
+    tables = {
+        "model": {"name": model},
+        "nodes": [{"gpus": 8, "gpu": "H100-SXM5-80GB"}],
+        "replicas": [replica],
+    }
+    plan, _ = prepare(config_from_dict(tables), "test")
+    assert exchange_bytes_per_token(plan.replicas[0]) == pytest.approx(per_token, rel=1e-12)
 
 
 def test_attention_in_memory_costs_energy_there(tmp_path: Path) -> None:

@@ -116,6 +116,29 @@ def test_a_request_is_served_by_the_model_that_it_names(tmp_path: Path) -> None:
             assert plan.replicas[int(row["instance_id"])].served == row["model"]
 
 
+def test_each_model_has_as_many_requests_in_the_system_as_it_may(tmp_path: Path) -> None:
+    """Three come together to each, of which one may hold two; a second later one comes alone."""
+    path = tmp_path / "w.jsonl"
+    come = [(0, "a"), (0, "a"), (0, "a"), (0, "b"), (0, "b"), (0, "b"), (60, "a"), (60, "b")]
+    lines = [
+        {"arrival_time_ns": at * 10**9, "input_toks": 100, "output_toks": 5, "model": model}
+        for at, model in come
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for bounded in ("a", "b"):
+        models = [
+            {"served_name": name, "name": LLAMA, "colocated": 1}
+            | ({"max_outstanding": 2} if name == bounded else {})
+            for name in ("a", "b")
+        ]
+        out = tmp_path / bounded
+        run({"nodes": [{"gpus": 2}], "models": models, "workload": {"path": str(path)}}, out)
+        refused = [
+            row["model"] for row in rows(out / "requests.csv") if row["status"] == "rejected"
+        ]
+        assert refused == [bounded], "the last one of each came when nothing else was there"
+
+
 def test_a_model_scales_to_zero_and_back(tmp_path: Path) -> None:
     tables = fleet()
     path = tmp_path / "w.jsonl"

@@ -10,8 +10,8 @@ from functools import partial
 import anyio
 import pytest
 
-from emu.errors import Deadlock, LimitReached, Zeno
-from emu.kernel.clock import PARK, Actor, Kernel
+from emu.errors import Deadlock, EmuError, LimitReached, Zeno
+from emu.kernel.clock import AGAIN, PARK, Actor, Kernel
 from emu.kernel.life import completed
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
@@ -137,6 +137,49 @@ def test_two_actors_that_keep_each_other_busy_at_one_instant_are_zeno() -> None:
         run(build, events_per_instant_max=1_000)
 
 
+def test_functions_that_call_each_other_at_one_instant_are_zeno() -> None:
+    def build(kernel: Kernel) -> None:
+        def again() -> None:
+            kernel.soon(again)
+
+        kernel.soon(again)
+
+    with pytest.raises(Zeno, match="more than 1000 events at 0 ns"):
+        run(build, events_per_instant_max=1_000)
+
+
+@pytest.mark.parametrize(("timers", "is_zeno"), [(1_001, False), (1_002, True)])
+def test_as_many_timers_as_an_instant_may_have(timers: int, is_zeno: bool) -> None:
+    """The first one moves the clock; a thousand more are the most."""
+    done: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        for number in range(timers):
+            kernel.call_at(10, PRIORITY_WORLD, lambda number=number: done.append(number))
+        kernel.call_at(20, PRIORITY_WORLD, kernel.stop)
+
+    if is_zeno:
+        with pytest.raises(Zeno, match="at 10 ns"):
+            run(build, events_per_instant_max=1_000)
+    else:
+        run(build, events_per_instant_max=1_000)
+    assert len(done) == 1_001
+
+
+def test_events_are_timers_steps_that_were_woken_and_functions_for_soon() -> None:
+    told: list[str] = []
+
+    def build(kernel: Kernel) -> None:
+        actor = Scripted(kernel, "a", told, [AGAIN, 5, PARK])
+        kernel.start(actor)  # its first step is none
+        kernel.call_at(10, PRIORITY_WORLD, lambda: actor.post(" hello"))
+        kernel.call_at(20, PRIORITY_WORLD, lambda: kernel.soon(kernel.stop))
+
+    # Again at 0, its timer at 5, a timer at 10 and the step that it woke, one at 20 and its call.
+    assert run(build).events == 6
+    assert told == ["a0", "a0", "a5", "a10 hello"]
+
+
 def test_the_limit_of_simulated_time_is_a_typed_error() -> None:
     kernel = Kernel()
     kernel.start(Scripted(kernel, "a", [], [400, 800, 1_200, 1_600]))
@@ -258,6 +301,42 @@ def test_samples_see_the_end_of_their_instant_and_keep_nothing_alive() -> None:
 
     run(build)
     assert samples == [(100, 3), (200, 5)]
+
+
+def test_a_check_comes_before_every_third_timer_and_knows_whether_its_instant_is_over() -> None:
+    looks: list[tuple[int, int, bool]] = []
+    told: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        def check(is_quiet: bool) -> EmuError | None:
+            looks.append((kernel.now_ns, len(told), is_quiet))
+            return LimitReached("enough") if len(looks) == 3 else None
+
+        kernel.check_every(3, check)
+        for at_ns in (10, 10, 20, 20, 20, 20, 30, 40, 50, 60, 70):
+            kernel.call_at(at_ns, PRIORITY_WORLD, lambda at_ns=at_ns: told.append(at_ns))
+
+    with pytest.raises(LimitReached, match="enough"):
+        run(build)
+    assert looks == [(10, 2, True), (20, 5, False), (40, 8, True)]
+    assert told == [10, 10, 20, 20, 20, 20, 30, 40]
+
+
+def test_a_watch_looks_when_its_period_has_passed_and_its_error_ends_the_run() -> None:
+    looks: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        def watch(at_ns: int) -> EmuError | None:
+            looks.append(at_ns)
+            return LimitReached("enough") if len(looks) == 3 else None
+
+        kernel.watch_every(100, watch)
+        kernel.start(Scripted(kernel, "a", [], list(range(30, 2_000, 30))))
+
+    with pytest.raises(LimitReached, match="enough"):
+        run(build)
+    # It is asked before the first timer later than its period, and then 100 ns after that timer.
+    assert looks == [90, 210, 330]
 
 
 @pytest.mark.parametrize("make", [Kernel, TaskKernel])

@@ -122,3 +122,67 @@ def test_ranks_hold_communicators_besides() -> None:
 def test_without_an_engine_the_memory_is_divided_by_the_plain_rule() -> None:
     assert blocks(LLAMA, engine={"name": "none"}) == blocks(LLAMA, host_overhead=False)
     assert blocks(LLAMA, engine={"name": "none"}) > blocks(LLAMA)
+
+
+HELD = {"context_bytes": 1000, "parallel_bytes": 300, "logit_bytes": 50, "logit_bytes_many": 39}
+LIMITS = {"element_bytes": 2, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+MOE = "Qwen/Qwen3-30B-A3B-Instruct-2507"
+"""Hidden 2,048, experts of 768 of which 8 compute a token, vocabulary 151,936."""
+MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
+"""Hidden 4,096, experts of 14,336 of which 2."""
+DEEPSEEK = "deepseek-ai/DeepSeek-V3"
+"""Hidden 7,168, experts of 2,048 of which 8, vocabulary 129,280; 64 rotated elements."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "tp", "layers"),
+    [
+        # Gate, up and their product, and two rows of hidden elements, for each token.
+        ("vllm-0.15", LLAMA, 1, 2048 * (3 * 14336 * 2 + 2 * 8192)),
+        ("vllm-0.15", LLAMA, 4, 2048 * (3 * 3584 * 2 + 2 * 8192)),
+        ("tensorrt-llm", LLAMA, 4, 2048 * (3 * 3584 * 2 + 2 * 8192)),
+        # Experts: two buffers of the wider row (hidden here, gate and up of an expert there).
+        ("vllm-0.15", MOE, 4, 2 * 2048 * 8 * 4096 + 2 * 2048 * 4096),
+        ("tensorrt-llm", MOE, 4, 2 * 2048 * 8 * 4096 + 2 * 2048 * 4096),
+        ("vllm-0.15", MIXTRAL, 1, 2 * 2048 * 2 * (2 * 14336 * 2) + 2 * 2048 * 8192),
+        ("tensorrt-llm", MIXTRAL, 2, 2 * 2048 * 2 * (2 * 7168 * 2) + 2 * 2048 * 8192),
+        ("vllm-0.15", DEEPSEEK, 8, 2 * 2048 * 8 * 14336 + 2 * 2048 * 14336),
+        ("tensorrt-llm", DEEPSEEK, 8, 2 * 2048 * 8 * 14336 + 2 * 2048 * 14336),
+    ],
+)
+def test_peaks_of_layers_are_worked_out_by_hand(
+    engine: str, model: str, tp: int, layers: int
+) -> None:
+    found = next(one for label, one in BUNDLES.items() if label.startswith(engine))
+    rule = msgspec.structs.replace(found.model, expert_chunk_tokens=1 << 20, **HELD)
+    spec = lookup_model(model)
+    kept = found.memory(rule).kept(spec, tp=tp, **LIMITS)
+    assert kept.layers_bytes == layers
+    is_vllm = engine.startswith("vllm")
+    rows = 64 * spec.vocab * 50 + 2 * 2048 * spec.hidden * 2
+    assert kept.sampler_bytes == (rows if is_vllm else 0)
+    beside = 0 if tp == 1 else 300 if is_vllm else 300 * tp // 2
+    assert kept.context_bytes == 1000 + beside
+    rotated = 64 if model == DEEPSEEK else 128
+    assert kept.rotary_bytes == spec.max_position * rotated * 2
+    assert kept.total_bytes == kept.rotary_bytes + 1000 + beside + max(
+        kept.layers_bytes, kept.sampler_bytes
+    )
+
+
+def test_experts_compute_a_chunk_of_tokens_at_a_time() -> None:
+    engine = BUNDLES["vllm-0.15"]
+    rule = msgspec.structs.replace(engine.model, expert_chunk_tokens=256)
+    kept = engine.memory(rule).kept(lookup_model(MOE), tp=4, **LIMITS)
+    in_chunks = 2 * 256 * 8 * 4096 + 2 * 2048 * 4096
+    dense = 2048 * (3 * lookup_model(MOE).ffn // 4 * 2 + 2 * 4096)
+    assert kept.layers_bytes == max(in_chunks, dense)
+
+
+def test_many_rows_have_logits_of_their_own_size() -> None:
+    engine = BUNDLES["vllm-0.15"]
+    rule = msgspec.structs.replace(engine.model, **HELD)
+    for rows, each in ((128, 50), (129, 39)):
+        limits = LIMITS | {"max_num_seqs": rows}
+        kept = engine.memory(rule).kept(lookup_model(LLAMA), tp=1, **limits)
+        assert kept.sampler_bytes == each * rows * 128_256 + 2 * 2048 * 8192

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -192,6 +194,28 @@ def test_what_does_not_exist_is_said(tmp_path):
         InputError, match=r"dram_structure\.device_width: expected a number above 0"
     ):
         pim_device(str(broken), "t", "k")
+
+
+@pytest.mark.parametrize(
+    ("channel_mib", "device_width", "gib"),
+    [(8192, 8, 8), (20_000, 8, 16), (100, 8, 8), (8192, 4, 8)],
+)
+def test_a_channel_is_as_large_as_its_ranks(
+    channel_mib: int, device_width: int, gib: float, tmp_path: Path
+) -> None:
+    """1,024 columns of 8 bits are a page of 1 KiB, 65,536 rows a bank of 64 MiB, 16 banks a device
+    of 1 GiB; 8 devices of 8 bits on a bus of 64 are a rank of 8 GiB, as are 16 of 4 bits with half the page."""
+    file = tmp_path / "DDR4_8GB_3200_pim.ini"
+    file.write_text(
+        "[dram_structure]\nbankgroups = 4\nbanks_per_group = 4\nrows = 65536\n"
+        f"columns = 1024\ndevice_width = {device_width}\n"
+        f"[system]\nchannel_size = {channel_mib}\nbus_width = 64\n"
+        "[other]\nidle_power = 620\npeak_power = 3900 ; mW\n"
+    )
+    found, known = pim_device(str(file), "t", "k"), DEVICES["DDR4_8GB_3200"]
+    assert found.channel_gib == gib
+    assert (found.idle_w, found.peak_w) == (0.62, 3.9)
+    assert (found.slope_ns, found.intercept_ns) == (known.slope_ns, known.intercept_ns)
 
 
 def test_local_loads_wait_for_nobody_and_cost_what_is_not_hidden():

@@ -311,6 +311,59 @@ def test_recount_notices_lost_bytes():
         table.recount()
 
 
+def test_recount_notices_a_list_of_flows_that_is_not_that_of_its_users():
+    table = FlowTable([NIC])
+    table.start(1, (0,), 10**6, 0)
+    table.start(2, (0,), 10**6, 0)
+    first, second = table._open_flows()
+    del table.links[0].running[second.seq]
+    with pytest.raises(InvariantViolation, match=f"lists flows .{first.seq}., used by"):
+        table.recount()
+
+
+def test_recount_notices_a_flow_that_moves_though_it_stands():
+    table = FlowTable([NIC])
+    table.start(1, (0,), 10**6, 0)
+    table.start(2, (0,), 10**6, 0, pair=(0, 1))
+    table.set_partition((0, 1), True, 10)
+    table.recount()
+    next(flow for flow in table._open_flows() if not flow.is_running).rate = 1
+    with pytest.raises(InvariantViolation, match="a stopped flow has a rate"):
+        table.recount()
+
+
+@pytest.mark.parametrize(("too_far_ns", "told"), [(1, ""), (3, "is beyond its limit")])
+def test_recount_notices_more_than_there_is(too_far_ns, told):
+    """What a flow carries in one nanosecond may be missing at its limit, and no more."""
+    table = FlowTable([NIC])
+    table.start(1, (0,), 10**6, 0, limit_bytes=5_000)
+    table.start(2, (0,), 10**6, 0)
+    table.recount()  # rates are dealt out
+    flow = next(table._open_flows())
+    assert flow.rate > 0
+    flow.limit = -too_far_ns * flow.rate
+    if told:
+        with pytest.raises(InvariantViolation, match=told):
+            table.recount()
+    else:
+        table.recount()
+
+
+def test_recount_notices_a_flow_that_is_ahead_of_what_it_forwards():
+    """5,000 bytes have come, of which the last 1,000 are not forwarded yet."""
+    table = FlowTable([NIC, NIC])
+    table.start(1, (0,), 10**6, 0)
+    table.start(2, (1,), 10**6, 0, after=1, lag_bytes=1_000)
+    table.advance(400)
+    follower = next(flow for flow in table._open_flows() if flow.feeder is not None)
+    table.recount()
+    follower.done += follower.rate
+    table.recount()  # a nanosecond's may be missing
+    follower.done += follower.rate
+    with pytest.raises(InvariantViolation, match="is ahead of its feeder"):
+        table.recount()
+
+
 def test_time_does_not_go_back():
     table = FlowTable([NIC])
     table.advance(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -69,6 +70,29 @@ def test_an_adapter_is_served_where_it_is_until_no_place_is_left() -> None:
     assert affine.choose(request(adapter="a"), signals(0, 3)) == 1
     assert affine.choose(request(adapter="a"), signals(0, 8)) == 0, "it has 8 places"
     assert affine.choose(request(), signals(0, 0)) == 0, "a request without one"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_choice_is_the_least_of_what_the_policy_weighs(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas = range(rng.randint(1, 6))
+    loads = [(rng.randint(0, 3), rng.randint(0, 9)) for _ in replicas]
+    weighed = [4 * waiting + running for waiting, running in loads]
+    holds = [rng.random() < 0.5 for _ in replicas]
+    cached = [rng.choice((0, 50, 100)) for _ in replicas]
+    seats = rng.choice((4, 8))
+
+    affine = router("lora_affinity", holds=lambda replica_id, _: holds[replica_id])
+    fits = [has and sum(load) < seats for has, load in zip(holds, loads, strict=True)]
+    wanted = min(replicas, key=lambda r: (not fits[r], weighed[r], r))
+    assert affine.choose(request(adapter="a"), signals(*loads, seats=seats)) == wanted
+    wanted = min(replicas, key=lambda r: (weighed[r], r))
+    assert affine.choose(request(), signals(*loads, seats=seats)) == wanted
+
+    aware = router("prefix_aware", cached=lambda replica_id, _: cached[replica_id])
+    scale = 1 + max(weighed)
+    wanted = min(replicas, key=lambda r: (weighed[r] / scale - cached[r] / 100, weighed[r], r))
+    assert aware.choose(request(prompt=100), signals(*loads)) == wanted
 
 
 class Last:

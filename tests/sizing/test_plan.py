@@ -18,7 +18,7 @@ from emu.apps.plan.options import PlanOptions
 from emu.apps.plan.plan import question_of
 from emu.apps.plan.question import GpuKind, gpu_kinds
 from emu.apps.plan.scaled import SYSTEMS, scaled
-from emu.apps.plan.search import search_of
+from emu.apps.plan.search import Asked, Search, search_of
 from emu.apps.plan.traffic import lengths
 from emu.apps.plan.trials import Trials
 from emu.apps.shared.points import Base, Driver, point_pool, point_store
@@ -130,6 +130,44 @@ def test_a_search_finds_the_smallest_cluster_of_any_monotone_objective(seed: int
     least = min((p if mode == "colocated" else p + d) for p, d in corners)
     expected = least if least <= most else None
     assert min((one.replicas for one in met), default=None) == expected, f"{seed=}"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_split_is_found_from_any_start_with_few_large_clusters(seed: int) -> None:
+    """Where each role has a least number, and a failure says which role it was short of."""
+    draw = random.Random(seed)
+    layout = Layout(GpuKind(gpu_kinds(["H100"])[0][0].spec, 1.0, 0), 1, "auto", "disaggregated", 1)
+    least = draw.randint(1, 30), draw.randint(1, 30)
+    start = draw.randint(-(-least[0] // 2), 60), draw.randint(-(-least[1] // 2), 60)
+    most = draw.choice([sum(least) - 1, sum(least), 2 * sum(least), 1000])
+    known = float(most)
+
+    def lacks(one: Candidate) -> tuple[bool, bool]:
+        return one.prefill < least[0], one.decode < least[1]
+
+    search = search_of(layout, start, lambda: known, 1000, lacks)
+    dear = 0
+    found: list[tuple[int, int]] = []
+    asked = next(search, None)
+    while asked is not None:
+        told = [not any(lacks(one)) for one in asked.candidates]
+        for one, is_met in zip(asked.candidates, told, strict=True):
+            if is_met and not asked.is_probe:
+                found.append((one.prefill, one.decode))
+            if is_met and one.replicas <= most:
+                known = min(known, one.replicas)
+            dear += is_met and one.replicas > sum(least)
+        asked = None if not told else _sent(search, told)
+    assert found == ([least] if sum(least) <= most else []), f"{seed=}"
+    if all(one <= its for one, its in zip(start, least, strict=True)):
+        assert dear <= 5, f"{seed=}"  # what the climb leaps over is found again by bisection
+
+
+def _sent(search: Search, told: list[bool]) -> Asked | None:
+    try:
+        return search.send(told)
+    except StopIteration:
+        return None
 
 
 def test_plan_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

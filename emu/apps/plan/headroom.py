@@ -17,7 +17,7 @@ from emu.apps.shared.points import Driver, Row, meets
 from emu.documents import Document
 
 STEPS: Final = (1.1, 1.2, 1.4, 1.7, 2.0)
-"""Factors that are tried upwards, until one fails."""
+"""Factors between which it is looked for."""
 TOLERANCE: Final = 0.03
 _OVER: Final = ("overloaded", "unknown")
 
@@ -42,7 +42,7 @@ def headroom(
         return all(_is_met(row, question) for row in rows[factor])
 
     first = worlds.plain[:1]
-    low, high = _steps(lambda factor: are_met(factor, first))
+    low, high = _bracket(lambda factor: are_met(factor, first))
     while high is not None and high - low > TOLERANCE * high:
         middle = round((low + high) / 2, 3)
         if are_met(middle, first):
@@ -54,13 +54,19 @@ def headroom(
     return Headroom(low, high, [] if high is None else _broken(rows[high], question))
 
 
-def _steps(are_met: Callable[[float], bool]) -> tuple[float, float | None]:
-    low = 1.0
-    for factor in STEPS:
-        if not are_met(factor):
-            return low, factor
-        low = factor
-    return low, None
+def _bracket(are_met: Callable[[float], bool]) -> tuple[float, float | None]:
+    """The last of STEPS that is met and the first that is not; 1 and None at the ends.
+
+    It begins in their middle and looks above it first, as a run that misses ends early.
+    """
+    low, high = -1, len(STEPS)
+    while high - low > 1:
+        middle = (low + high + 1) // 2
+        if are_met(STEPS[middle]):
+            low = middle
+        else:
+            high = middle
+    return 1.0 if low < 0 else STEPS[low], None if high == len(STEPS) else STEPS[high]
 
 
 def _is_met(row: Row, question: Question) -> bool:

@@ -11,9 +11,12 @@ least number of the other, and from these least numbers clusters are tried in th
 cost. Only failures are used as bounds, and those that are near (`is_probe`) may be judged by a few
 worlds: a failure in so many that the rest could not mend it is one.
 
-`start` says where the least numbers are looked for first. `limit()` is the largest cost that could
-still be as good as the best cluster known; it may fall between two steps. Clusters at the limit
-itself are tried, so that ties are found.
+Runs that miss end early, and runs of plenty that meet are the dearest of all. So a split is first
+looked for from `start` upwards, each time with more of what `lacking()` says that the last one was
+short of. Where it is as cheap as can be, what is left to be run are the two failures that say so.
+
+`limit()` is the largest cost that could still be as good as the best cluster known; it may fall
+between two steps. Clusters at the limit itself are tried, so that ties are found.
 
 More prefill replicas send requests to decode in denser bursts, so that TPOT may rise a little with
 them: a bound on a role counts only where its runs miss by SLACK.
@@ -46,14 +49,29 @@ class Asked(msgspec.Struct, frozen=True):
 
 Search = Generator[Asked, list[bool], None]
 Limit = Callable[[], float]
+Lacking = Callable[[Candidate], tuple[bool, bool]]
 
 
-def search_of(layout: Layout, start: tuple[int, int], limit: Limit, replicas_max: int) -> Search:
-    """The search over a layout from so many replicas of each role (decode 0 where colocated)."""
+def both_roles(candidate: Candidate) -> tuple[bool, bool]:
+    """What a cluster that fails is short of, where nothing is known of its runs."""
+    return True, True
+
+
+def search_of(
+    layout: Layout,
+    start: tuple[int, int],
+    limit: Limit,
+    replicas_max: int,
+    lacking: Lacking = both_roles,
+) -> Search:
+    """The search over a layout from so many replicas of each role (decode 0 where colocated).
+
+    `lacking`: whether a cluster that failed has too little prefill, and too little decode.
+    """
     if layout.mode == "colocated":
         yield from _colocated(layout, start[0], limit, replicas_max)
         return
-    yield from _splits(layout, start, limit, replicas_max)
+    yield from _splits(layout, start, limit, replicas_max, lacking)
 
 
 def _colocated(layout: Layout, start: int, limit: Limit, replicas_max: int) -> Search:
@@ -78,14 +96,19 @@ def affordable(cost: float, price: float, most: int) -> int:
 
 
 def _least(
-    least: int, start: int, most: Callable[[], int], asked: Callable[[int], Asked]
+    least: int,
+    start: int,
+    most: Callable[[], int],
+    asked: Callable[[int], Asked],
+    is_enough: bool = False,
 ) -> Generator[Asked, list[bool], int]:
     """The smallest count that does not fail, from `least` on; beyond `most()` if all do.
 
-    Steps from `start` grow until a change is found; then bisection.
+    Steps from `start` grow until a change is found; then bisection. Upwards, where runs end early,
+    they grow more slowly than downwards. `is_enough`: `start` does not fail.
     """
-    low, high = least - 1, 0
-    tried, step = max(least, start), 1
+    low, high, step, failed = least - 1, start if is_enough else 0, 1, 0
+    tried = max(least, start - is_enough)
     while not high or high - low > 1:
         tried = min(tried, most()) if not high else tried
         if tried <= low:
@@ -96,33 +119,41 @@ def _least(
             tried = (low + high) // 2 if is_low_tried else max(low + 1, high - step)
         else:
             low = tried
-            tried = (low + high) // 2 if high else low + step
+            tried = (low + high) // 2 if high else low + (1 << failed // 2)
+            failed += 1
         step *= 2
     return high
 
 
-def _splits(layout: Layout, start: tuple[int, int], limit: Limit, replicas_max: int) -> Search:
-    """Least number of each role, then splits in the order of their cost until one meets."""
+def _splits(
+    layout: Layout,
+    start: tuple[int, int],
+    limit: Limit,
+    replicas_max: int,
+    lacking: Lacking,
+) -> Search:
+    """A split that meets, the least number of each role, then splits in the order of their cost
+    until one meets."""
     first, second = layout.prices
+    near, is_enough = yield from _climbed(layout, start, limit, replicas_max, lacking)
 
     def most(price: float, other: float) -> int:
         return affordable(limit() - other, price, replicas_max - 1)
 
-    def plenty(count: int, role_max: int) -> int:
-        return max(1, min(2 * count + 2, role_max))
+    def plenty(role: int) -> int:
+        return max(1, min(2 * max(start[role], near[role]) + 2, replicas_max))
 
     def many_prefill(decode: int) -> Asked:
-        prefill = plenty(start[0], replicas_max)
-        return Asked((Candidate(layout, prefill, decode),), SLACK, is_probe=True)
+        return Asked((Candidate(layout, plenty(0), decode),), SLACK, is_probe=True)
 
     def many_decode(prefill: int) -> Asked:
-        decode = plenty(start[1], replicas_max)
-        return Asked((Candidate(layout, prefill, decode),), SLACK, is_probe=True)
+        return Asked((Candidate(layout, prefill, plenty(1)),), SLACK, is_probe=True)
 
-    prefill = yield from _least(
-        layout.replicas_min, start[0], lambda: most(first, second), many_decode
+    least = layout.replicas_min
+    prefill = yield from _least(least, near[0], lambda: most(first, second), many_decode, is_enough)
+    decode = yield from _least(
+        1, near[1], lambda: most(second, prefill * first), many_prefill, is_enough
     )
-    decode = yield from _least(1, start[1], lambda: most(second, prefill * first), many_prefill)
     waiting = {(prefill, decode)}
     done: set[tuple[int, int]] = set()
     while waiting:
@@ -143,3 +174,28 @@ def _splits(layout: Layout, start: tuple[int, int], limit: Limit, replicas_max: 
         waiting -= done
         for p, d in asked:
             waiting |= {(p + 1, d), (p, d + 1)} - done
+
+
+def _climbed(
+    layout: Layout,
+    start: tuple[int, int],
+    limit: Limit,
+    replicas_max: int,
+    lacking: Lacking,
+) -> Generator[Asked, list[bool], tuple[tuple[int, int], bool]]:
+    """The first split from `start` upwards that does not fail, and True; the first one beyond the
+    limit, and False. What a split lacks grows by steps that double every second time."""
+    first, second = layout.prices
+    prefill, decode = max(start[0], layout.replicas_min), max(1, start[1])
+    failed = 0
+    while (
+        prefill * first + decode * second <= limit() * (1 + _EPSILON)
+        and prefill + decode <= replicas_max
+    ):
+        candidate = Candidate(layout, prefill, decode)
+        if (yield Asked((candidate,), is_probe=True))[0]:
+            return (prefill, decode), True
+        more, step = lacking(candidate), 1 << failed // 2
+        prefill, decode = prefill + step * more[0], decode + step * more[1]
+        failed += 1
+    return (prefill, decode), False

@@ -92,6 +92,21 @@ class Trials:
             for objective in self._question.objectives
         )
 
+    def lacking(self, candidate: Candidate, judge: Judge) -> tuple[bool, bool]:
+        """Whether the runs of a cluster that fails miss for want of prefill, and of decode
+        replicas: by their objectives on TTFT, and on the others; both if no objective says."""
+        missed: set[bool] = set()
+        for world in judge.worlds:
+            row = self.rows.get((candidate, world))
+            figures = {} if row is None else row.result.figures
+            for one in self.objectives:
+                part = figures.get(one.limit(SLACK).figure)
+                if part is None and one.figure in figures:
+                    part = figures[one.figure] / one.limit_ms
+                if part is not None and part > 1:
+                    missed.add(one.metric == "ttft")
+        return (True in missed, False in missed) if missed else (True, True)
+
     def values(
         self, candidate: Candidate, worlds: Sequence[World], objective: Objective
     ) -> list[float]:
@@ -281,7 +296,11 @@ def search_all(
                 trials.dear.add(layout)
                 continue
             search = search_of(
-                layout, start, lambda: span * trials.best_cost(judge), trials.replicas_max(layout)
+                layout,
+                start,
+                lambda: span * trials.best_cost(judge),
+                trials.replicas_max(layout),
+                lambda one: trials.lacking(one, judge),
             )
             _advance(search, None, active)
         while active:

@@ -16,7 +16,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -34,6 +34,7 @@ WORLDS: Final[Mapping[str, World]] = {
     "starts": two_starts,
 }
 _TWICE_EVERY: Final = 50
+_TOLD_EVERY_S: Final = 30.0
 
 
 def _at_the_walls_time(kernel: WallKernel) -> int:
@@ -57,7 +58,7 @@ REPAIRS: Final[
 
 
 def findings(
-    seeds: Sequence[int], worlds: Mapping[str, World] = WORLDS, *, twice_every: int = _TWICE_EVERY
+    seeds: Iterable[int], worlds: Mapping[str, World] = WORLDS, *, twice_every: int = _TWICE_EVERY
 ) -> Iterator[tuple[int, str]]:
     """(seed, problem), as they are found."""
     for seed in seeds:
@@ -77,6 +78,19 @@ def _run(world: World, seed: int) -> tuple[list[str], str]:
         return world(seed, Path(place))
 
 
+def _telling(seeds: Sequence[int]) -> Iterator[int]:
+    """The seeds, and on stderr now and then how far they have come: a run may be stopped."""
+    started_s = told_s = time.monotonic()
+    for count, seed in enumerate(seeds):
+        now_s = time.monotonic()
+        if now_s > told_s + _TOLD_EVERY_S:
+            told_s = now_s
+            print(
+                f"before seed {seed}: {count} seeds in {now_s - started_s:.0f} s", file=sys.stderr
+            )
+        yield seed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:5000")
@@ -91,7 +105,7 @@ def main() -> int:
         world, repair = REPAIRS[arguments.without]
         out, worlds = repair(), {world: WORLDS[world]}
     with out:
-        for seed, problem in findings(seeds, worlds):
+        for seed, problem in findings(_telling(seeds), worlds):
             found += 1
             if found <= 20:
                 print(f"seed {seed}: {problem}", flush=True)
