@@ -209,10 +209,15 @@ def test_fewest_outputs_then_the_longest_prompt_is_retracted() -> None:
 
 
 def scheduler(
-    *, ahead: bool, num_blocks: int = 1000, members: int = 1, **keys: object
+    *,
+    ahead: bool,
+    num_blocks: int = 1000,
+    members: int = 1,
+    hands_off: bool = False,
+    **keys: object,
 ) -> SglangScheduler:
     limits = ReplicaLimits(num_blocks=num_blocks, block_size=1, max_model_tokens=10_000, leap=False)
-    limits.forms_ahead, limits.members = ahead, members
+    limits.forms_ahead, limits.members, limits.hands_off = ahead, members, hands_off
     return SglangScheduler(SglangTable(**keys), limits)
 
 
@@ -280,6 +285,51 @@ def test_kv_that_leaves_keeps_its_place_of_those_of_all_ranks() -> None:
         of.release(gone)
         if batch is None:
             assert of.schedule(20) is not None
+
+
+@pytest.mark.parametrize(("alone", "taken_at"), [(True, 30), (False, 40)])
+def test_a_prefill_server_asks_for_places_before_it_takes_a_prompt(
+    alone: bool, taken_at: int
+) -> None:
+    of = scheduler(
+        ahead=False,
+        hands_off=True,
+        chunked_prefill_size=20,
+        disable_overlap_schedule=alone,
+        schedule_policy="lof",
+    )
+    for rid in range(6):
+        of.enqueue(request(rid, range(100 * rid, 100 * rid + 20), 3), 0)
+    found = -1
+    for at in range(0, 60, 10):
+        batch = of.schedule(at)
+        assert batch is not None
+        (chunk,) = batch.chunks
+        if chunk.request.request_id == 9:
+            found = at
+        if at == 10:  # it goes first as soon as it is in the queue
+            of.enqueue(request(9, range(900, 920), 8), 11)
+        of.complete(batch, 1, at + 10, 10)
+        of.detach(chunk.request)
+    assert found == taken_at
+
+
+def test_a_prefill_server_with_nothing_to_do_takes_a_prompt_at_once_its_group_does_not() -> None:
+    of = scheduler(ahead=False, hands_off=True)
+    of.enqueue(request(0, range(20), 3), 5)
+    assert of.schedule(5) is not None
+    group = scheduler(ahead=False, hands_off=True, members=2)
+    goes_on = [True, True, True, True]
+    group.follow(lambda: goes_on.pop(0))
+    assert group.schedule(0) is None
+    group.enqueue(request(0, range(20), 3), 5)
+    assert [group.schedule(at) is None for at in (10, 20)] == [True, True]
+    assert group.schedule(30) is not None, "asked for at 10, known at 20, taken behind that batch"
+    goes_on[:] = [False]
+    other = scheduler(ahead=False, hands_off=True, members=2)
+    other.follow(lambda: goes_on.pop(0))
+    other.enqueue(request(0, range(20), 3), 5)
+    assert other.schedule(10) is not None, "nobody goes on"
 
 
 def test_few_running_requests_let_the_kv_of_twice_as_many_come() -> None:

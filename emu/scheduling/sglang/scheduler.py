@@ -25,6 +25,11 @@ throws away and computes again; and a batch that is empty is never full, where S
 after each n-th decode, after each batch of prompts, and while it is idle; until then they are not
 in the queue.
 
+**Prompts that are handed over** (`disaggregation/prefill.py`). A prefill server polls whether the
+decode server of a request has places for its KV when it looks for new requests: one that comes
+during a batch is asked for behind it and taken one batch later, two where batches overlap. A server
+that has nothing else to do polls on, and takes it at once; one whose group goes on does not.
+
 **Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
 asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
 tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
@@ -37,7 +42,7 @@ full, and no page can be lacking. Decodes advance together in the cohort
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -136,7 +141,11 @@ class SglangScheduler(LookingScheduler):
         self._places = self.max_num_seqs * limits.members
         """Requests that may have KV here, on its way out too."""
         self._interval = table.scheduler_recv_interval
-        self._looks_late = limits.forms_ahead or self._interval > 1
+        overlaps = not table.disable_overlap_schedule
+        self._late_steps = (1 + overlaps) if limits.hands_off else 0
+        """Batches that begin before one that comes now can be in one."""
+        self._goes_on: Callable[[], bool] = _alone
+        self._looks_late = limits.forms_ahead or self._interval > 1 or self._late_steps > 0
         self._page = limits.block_size
         self.parts = parts
         self._drafting = drafting_of(parts)
@@ -180,6 +189,8 @@ class SglangScheduler(LookingScheduler):
         """Requests that ended with the last batch, whose results are not known."""
         self._not_looked = 0
         """Decodes since the engine has looked for new requests; the interval after a prompt."""
+        self._starts_ns = (-1, -1)
+        """When the last batch began, or might have, and the one before."""
         self._gained: dict[int, int] = {}
         """Tokens that the last batch brought, by admission, where steps verify drafts."""
 
@@ -199,6 +210,17 @@ class SglangScheduler(LookingScheduler):
         """Form the next iteration; None if nothing can run or one is in flight."""
         if self.running.records:
             return None
+        batch = self._form(now_ns)
+        last_ns, _ = self._starts_ns
+        if now_ns > last_ns:
+            self._starts_ns = now_ns, last_ns
+        return batch
+
+    def follow(self, goes_on: Callable[[], bool]) -> None:
+        """It steps with others, who say whether they go on without a batch of its own."""
+        self._goes_on = goes_on
+
+    def _form(self, now_ns: int) -> Batch | None:
         last = self._last
         self._look(now_ns)
         if last is not None:
@@ -208,6 +230,8 @@ class SglangScheduler(LookingScheduler):
         batch = self._choose(now_ns)
         if last is not None and self._ahead:
             self._process(last)
+        if batch is None and self._is_late and self._unseen.count and self._goes_on():
+            return None
         if batch is None and self._looks_late:  # it looks again: something has left or come
             self._not_looked = 0
             self._see(now_ns)
@@ -222,11 +246,19 @@ class SglangScheduler(LookingScheduler):
             batch.max_steps = self._leap_steps(now_ns)
         return batch
 
+    @property
+    def _is_late(self) -> bool:
+        """Requests that come are polled for: it prefills, and decodes nothing."""
+        return self._late_steps > 0 and not self._batch
+
     def _look(self, now_ns: int) -> None:
         """What has come joins the queue, if the engine looks before this batch.
 
         One batch late, it looks when the last batch has started.
         """
+        if self._is_late:
+            self._see(self._starts_ns[self._late_steps - 1])
+            return
         if self._not_looked < self._interval:
             return
         is_now = self._not_looked % self._interval == 0  # else it looked in a leap, at nothing
@@ -765,6 +797,11 @@ class SglangScheduler(LookingScheduler):
                 self.pool.drop_state(request)
                 dropped.append((request, reason))
         return dropped
+
+
+def _alone() -> bool:
+    """Nobody steps with it."""
+    return False
 
 
 def _add_decodes(shape: BatchShape, more: BatchShape) -> None:

@@ -142,7 +142,7 @@ def _nearest(launches: Sequence[Launch], clients: int) -> list[Launch]:
 def _sglang(servers: Servers, side: Side, point: Point) -> RoleKeys:
     keys: Keys = {"mem_fraction_static": side.fraction}
     if side.requests:
-        keys["max_running_requests"] = side.requests
+        keys["max_running_requests"] = _requests(servers, side, point)
     if servers.role == "prefill":
         if side.step:
             keys["chunked_prefill_size"] = side.step
@@ -165,8 +165,8 @@ def _sglang(servers: Servers, side: Side, point: Point) -> RoleKeys:
 
 def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
     keys: Keys = {
-        "max_batch_size": side.requests,
-        "max_num_tokens": max(side.step, side.requests, _STEP_TOKENS),
+        "max_batch_size": _requests(servers, side, point),
+        "max_num_tokens": max(side.step, _requests(servers, side, point), _STEP_TOKENS),
         "free_gpu_memory_fraction": side.fraction,
     }
     if servers.role == "prefill":
@@ -179,6 +179,13 @@ def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
         if side.copies:
             engine["redundant_experts"] = side.copies
     return RoleKeys(keys, engine, {})
+
+
+def _requests(servers: Servers, side: Side, point: Point) -> int:
+    """Of each rank: as the file says, or all clients where it is for another number of servers."""
+    if servers.role == "prefill" or servers.count == side.count:
+        return side.requests
+    return max(side.requests, math.ceil(point.clients / servers.count / servers.data_parallel))
 
 
 def _exchanges(side: Side, point: Point) -> bool:
