@@ -250,8 +250,8 @@ def _beside_states(
     """The plan with what is set aside for states, and the limit on requests that follows."""
     model, place = group.model, group.place
     memory = engine_plan(model, gib, demand, place)
-    drafts = sum(one.more_tokens(scheduler) for one in group.features)
-    if drafts and keeps_tree(scheduler, model):
+    more_tokens = sum(one.more_tokens(scheduler) for one in group.features)
+    if more_tokens and keeps_tree(scheduler, model):
         problem = f"SGLang caches no states of {model.name} beside drafts: set it to true"
         raise InputError(group.source, None, "scheduler.disable_radix_cache", problem)
     slots = state_slots(
@@ -260,7 +260,7 @@ def _beside_states(
         model,
         dtype=demand.dtype,
         tp=demand.tp,
-        drafts=drafts,
+        drafts=more_tokens,
         free_bytes=memory.kv_bytes_rank,
     )
     if slots is None:

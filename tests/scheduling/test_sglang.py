@@ -329,7 +329,7 @@ def test_a_prefill_server_with_nothing_to_do_takes_a_prompt_at_once_its_group_do
     other = scheduler(ahead=False, hands_off=True, members=2)
     other.follow(lambda: goes_on.pop(0))
     other.enqueue(request(0, range(20), 3), 5)
-    assert other.schedule(10) is not None, "nobody goes on"
+    assert other.schedule(10) is not None, "no other goes on"
 
 
 def test_few_running_requests_let_the_kv_of_twice_as_many_come() -> None:

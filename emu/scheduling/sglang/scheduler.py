@@ -217,7 +217,7 @@ class SglangScheduler(LookingScheduler):
         return batch
 
     def follow(self, goes_on: Callable[[], bool]) -> None:
-        """It steps with others, who say whether they go on without a batch of its own."""
+        """It steps with others; `goes_on`: they do so now, without a batch of its own."""
         self._goes_on = goes_on
 
     def _form(self, now_ns: int) -> Batch | None:
@@ -800,7 +800,7 @@ class SglangScheduler(LookingScheduler):
 
 
 def _alone() -> bool:
-    """Nobody steps with it."""
+    """No other replica steps with it."""
     return False
 
 

@@ -44,8 +44,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """Servers of one role, and the limits of each of their ranks; 0 and empty = not said."""
 
     count: int
+    """Servers."""
     tp: int
+    """Ranks that share each layer of attention."""
     dp: int
+    """Ranks of attention with requests of their own."""
     ep: int
     """Ranks that experts are dealt to; 1 = each is split over all."""
     requests: int
@@ -59,10 +62,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     fraction: float
     """Of memory: SGLang's for weights and KV, TensorRT-LLM's of what is free."""
     captured: int
+    """Sequences of the largest graph."""
     exchange: str
+    """SGLang's library between ranks of experts; empty = collectives."""
     copies: int
     """Expert slots beyond the experts."""
     overlap: str
+    """What hides the exchange, as `[engine] overlap` has it."""
     deepgemm: str
     """off: SGLang's dense products of 8 bits run FlashInfer's kernel."""
     interval: int
@@ -76,9 +82,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     precision: str
     prompt: int
+    """Tokens, at most."""
     output: int
+    """Tokens, at most."""
     drafts: int
+    """Of each step."""
     clients: tuple[int, ...]
+    """Loads that it was measured at."""
     prefill: Side
     decode: Side
 
@@ -130,7 +140,7 @@ def _has_counts(launch: Launch, point: Point) -> bool:
 
 
 def _nearest(launches: Sequence[Launch], clients: int) -> list[Launch]:
-    """Of each number of drafts the file for the most similar load."""
+    """The file for the most similar load, of each number of drafts."""
     found: dict[int, tuple[float, Launch]] = {}
     for one in launches:
         off = min(abs(math.log(clients / known)) for known in one.clients)
@@ -182,7 +192,7 @@ def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
 
 
 def _requests(servers: Servers, side: Side, point: Point) -> int:
-    """Of each rank: as the file says, or all clients where it is for another number of servers."""
+    """Requests of a rank: the file's, or all clients where it is for another number of servers."""
     if servers.role == "prefill" or servers.count == side.count:
         return side.requests
     return max(side.requests, math.ceil(point.clients / servers.count / servers.data_parallel))
