@@ -90,7 +90,8 @@ def draw_engine_states(seed: int, tables: Tables) -> None:
     rng, groups = rng_stream(seed, "chaos states of engines"), tables["replicas"]
     scheduler = tables["scheduler"]
     is_alone = all(group.get("role", "colocated") == "colocated" for group in groups)
-    hands_over = scheduler["policy"] == "sglang" and "speculative_config" not in scheduler
+    drafts_nothing = not features_in(tables)
+    hands_over = scheduler["policy"] == "sglang" and drafts_nothing
     can = (
         scheduler.get("max_batch_size", 1) > 0  # all of its states are set aside
         and tables["latency"].get("backend", COSTED[0]) in COSTED
@@ -101,7 +102,7 @@ def draw_engine_states(seed: int, tables: Tables) -> None:
         return
     tables["model"]["name"] = str(pick(rng, _OF_ENGINES[scheduler["policy"]]))
     if "disable_radix_cache" in scheduler:
-        has_tree = is_alone and "speculative_config" not in scheduler and chance(rng, 0.5)
+        has_tree = is_alone and drafts_nothing and chance(rng, 0.5)
         scheduler["disable_radix_cache"] = not has_tree
         scheduler.pop("radix_eviction_policy", None)
         if has_tree:
