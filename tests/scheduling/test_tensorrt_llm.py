@@ -411,6 +411,19 @@ def test_a_destination_keeps_blocks_for_the_output() -> None:
     assert step(of, 10) == {1: 60}
 
 
+def test_kv_comes_to_a_place_in_the_batch() -> None:
+    of = scheduler(90, max_batch_size=2)
+    first, second = request(0, 60, 100), request(1, 60, 100)
+    assert of.has_places(2)
+    assert not of.has_places(3)
+    assert of.reserve([first])
+    assert of.has_places(1)
+    assert not of.has_places(2)
+    assert of.reserve([second])
+    of.activate([first], 0)
+    assert not of.has_places(1)
+
+
 def test_a_prefill_replica_keeps_none() -> None:
     of = scheduler(4, hands_off=True)
     of.enqueue(request(0, 60, 100), 0)
