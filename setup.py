@@ -72,7 +72,7 @@ routing/policies routing/order routing/signal
 cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries
 report/perfetto report/trace_sink
-apps/serve/choices apps/serve/deliveries apps/serve/lines
+apps/serve/choices apps/serve/deliveries apps/serve/lines apps/serve/statistics
 """.split()  # noqa: SIM905
 
 

@@ -51,19 +51,24 @@ class Record(msgspec.Struct):
     blocks: list[tuple[str, int]]
     """(file, line of the first statement), by the number of the mark."""
     units: list[Unit]
+    early: str = ""
+    """As `Unit.bits`, of what was entered before the first unit began: while modules were imported."""
 
     def reaching(self, file: str, line: int) -> list[Unit]:
-        """Units that enter the block with this line, the cheapest first; all where it is in none."""
+        """Units that enter the block with this line, the cheapest first.
+
+        All where it is in none, or ran while modules were imported: each may see what it left.
+        """
         head = block_of((ROOT / file).read_text("utf-8"), line)
-        if head == 0:
-            return sorted(self.units, key=lambda unit: unit.took_s)
         numbers = [n for n, block in enumerate(self.blocks) if block == (file, head)]
-        found = [unit for unit in self.units if any(_has(unit, number) for number in numbers)]
+        found = self.units
+        if head and not any(_has(self.early, number) for number in numbers):
+            found = [one for one in found if any(_has(one.bits, number) for number in numbers)]
         return sorted(found, key=lambda unit: unit.took_s)
 
 
-def _has(unit: Unit, number: int) -> bool:
-    data = _bits(unit.bits)
+def _has(bits: str, number: int) -> bool:
+    data = _bits(bits) if bits else b""
     return number >> 3 < len(data) and bool(data[number >> 3] >> (number & 7) & 1)
 
 
@@ -175,6 +180,13 @@ class _Recorder:
         self.blocks: list[tuple[str, int]] = []
         self.marks = install(self.blocks)
         self.units: list[Unit] = []
+        self.early = ""
+
+    def begin(self) -> None:
+        """All is imported that the first unit needs."""
+        if not self.early:
+            self.early = _packed(self.marks, b"")
+            self.marks[:] = bytes(MARKS_MAX)
 
     def unit(self, name: str, took_s: float, also: bytes = b"") -> None:
         """What has been entered since the last one, with `also`."""
@@ -184,7 +196,9 @@ class _Recorder:
     def write(self, path: Path) -> None:
         """The record."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(Record(sources_of(), self.blocks, self.units)))
+        path.write_bytes(
+            msgspec.json.encode(Record(sources_of(), self.blocks, self.units, self.early))
+        )
         print(f"{path}: {len(self.units)} units, {len(self.blocks)} blocks")
 
 
@@ -204,6 +218,7 @@ def record_worlds(recorder: _Recorder, seeds: int) -> None:
     from emu.apps.chaos.trial import run_world
     from emu.apps.chaos.worlds.world import draw_world
 
+    recorder.begin()
     for seed in range(seeds):
         start_s = time.process_time()
         recorder.marks[:] = bytes(MARKS_MAX)
@@ -222,6 +237,7 @@ class _Plugin:
         self._unfit: set[str] = set()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._recorder.begin()
         self._start_s = time.process_time()
 
     def pytest_runtest_call(self, item: Any) -> None:

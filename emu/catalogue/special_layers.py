@@ -63,6 +63,7 @@ def _gated_delta(read: ConfigReader) -> StateSpace:
     kernel = read.optional("linear_conv_kernel_dim") or _GQA_CONV_KERNEL
     channels = 2 * keys + values
     state = values * read.required("linear_key_head_dim")
+    is_split = str(read.get("model_type", "")).startswith("qwen3_5")
     return StateSpace(
         kind="gated_delta",
         conv_channels=channels,
@@ -71,6 +72,10 @@ def _gated_delta(read: ConfigReader) -> StateSpace:
         state_dtype=str(read.get("mamba_ssm_dtype", "")),
         # In: queries, keys, values, output gate, and two gates for each value head. Out: values.
         matrix_params=hidden * (2 * keys + 2 * values + 2 * value_heads) + values * hidden,
+        inputs=(channels, values, value_heads, value_heads)
+        if is_split
+        else (channels + values, 2 * value_heads),
+        output_width=values,
         other_params=channels * kernel + 2 * value_heads + value_dim,
         flops_per_token=7 * state,
     )

@@ -292,6 +292,9 @@ class Feature:
     def draw_late(self, rng: np.random.Generator, tables: Tables) -> None:
         """The same in worlds of colocated vllm replicas, when all else but shapes is drawn."""
 
+    def draw_costs(self, rng: np.random.Generator, tables: Tables) -> None:
+        """Draw layers of its own, in a small world of the roofline."""
+
     def draw_narrow(self, rng: np.random.Generator, tables: Tables) -> None:
         """More of it, where it was drawn for a world of its own: one group of vllm replicas."""
 

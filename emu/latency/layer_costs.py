@@ -216,7 +216,16 @@ class LayerCosts:
         if moe is None or not moe.shared_ffn:
             return 0.0
         between_s = _QUANTIZATIONS * self.ops.element_s if self._is_timed_alone else 0.0
-        return self._mlp_s(tokens, moe.shared_ffn) + between_s
+        gate_s = self.shared_gate_s(tokens) if moe.shared_gate else 0.0
+        return self._mlp_s(tokens, moe.shared_ffn) + between_s + gate_s
+
+    def shared_gate_s(self, tokens: int) -> float:
+        """The gate of such experts: a product of one column, its sigmoid, its product, the sum."""
+        stream = tokens * self.spec.hidden * self.element
+        moved_s = self.ops.elementwise_s(2 * stream) + self.ops.elementwise_s(3 * stream)
+        return (
+            self.ops.gemm_s(tokens, 1, self.spec.hidden, self.plain) + moved_s + self.ops.element_s
+        )
 
     def _layer_collectives_ns(self, tokens: int, stream_bytes: int, is_moe: bool) -> int:
         total = 0

@@ -7,14 +7,15 @@ over the tokens. Layers are counted by kind. An iteration is the sum over the ki
 computed step by step.
 
 Formulas without measurements behind them (states, indexers): the bytes that must move and the
-operations of the published modeling code, at the rates that the GPU's other kernels reach.
+operations of the published modeling code, at the rates that the GPU's other kernels reach. The
+delta rule over prompts was measured (`kernels/recurrence.py`).
 """
 
 from __future__ import annotations
 
 from array import array
 from itertools import accumulate
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
@@ -24,6 +25,7 @@ from emu.catalogue.layers import Indexer, Layer, StateSpace
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.latency.kernels.attention import AttentionCost
+from emu.latency.kernels.recurrence import chunked_s
 from emu.latency.layer_costs import TokenCost
 from emu.latency.roofline import Part, RooflineBackend, queries_of, sequences_of
 from emu.units import NS_PER_S, ceil_div
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from emu.latency.experts.parts import LayerParts
+
+
+_SCALED: Final = 128
+"""Columns of a block of scales: a narrower product stays in 16 bits."""
 
 
 @final
@@ -74,6 +80,7 @@ class MixedRooflineBackend(RooflineBackend):
     def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
         super()._set_up_attention(gpu, dtype, kv_dtype)
         self._tp, self._ep = self.costs.tp, self.costs.ep
+        self._architecture = gpu.architecture
         self._ops = self.costs.ops
         self._linear_rate = gpu.peak_flops("bfloat16") * self.kernels.prompts.compute
         self._indexer_rate = gpu.peak_flops("fp8") * self.kernels.prompts.compute
@@ -189,7 +196,10 @@ class MixedRooflineBackend(RooflineBackend):
         if layer.attention is not None:
             part = layer.attention
             width = ceil_div(part.heads, self._tp) + max(1, ceil_div(part.kv_heads, self._tp))
-            rotary_s = ops.elementwise_s(2 * tokens * width * part.head_dim * costs.element)
+            moved = 2 * tokens * width * part.head_dim * costs.element
+            # Queries apart from their gate, the gate's copy, its sigmoid, the product.
+            kernels = 1 + (part.norm_params > 0) + 4 * part.output_gate
+            rotary_s = kernels * ops.elementwise_s(moved)
         if layer.mlp is not None:
             dense_s += self._mlp_s(tokens, layer.mlp.width, gated=layer.mlp.gated)
         if layer.experts is not None:
@@ -244,13 +254,23 @@ class MixedRooflineBackend(RooflineBackend):
         return wide + self._ops.gemm_s(tokens, narrow, self.spec.hidden, dtype)
 
     def _state_tokens_s(self, tokens: int, state: StateSpace, dtype: str) -> float:
-        """Projections in and out, the convolution, and the recurrence in its chunked form."""
-        hidden, ops = self.spec.hidden, self._ops
-        columns = ceil_div(state.matrix_params, self._tp) // hidden
-        total = ops.gemm_s(tokens, columns, hidden, dtype)
+        """Projections in and out, the convolution, and the recurrence."""
+        hidden, ops, element = self.spec.hidden, self._ops, self.costs.element
+        if state.inputs:
+            widths = [ceil_div(width, self._tp) for width in state.inputs]
+            total = sum(
+                ops.gemm_s(tokens, width, hidden, dtype if width >= _SCALED else self.costs.plain)
+                for width in widths
+            )
+            channels = ceil_div(state.output_width, self._tp)
+            total += ops.gemm_s(tokens, hidden, channels, dtype)
+            total += ops.elementwise_s(3 * tokens * channels * element)  # norm and output gate
+        else:
+            columns = ceil_div(state.matrix_params, self._tp) // hidden
+            total = ops.gemm_s(tokens, columns, hidden, dtype)
         if state.conv_channels:
             channels = ceil_div(state.conv_channels, self._tp)
-            total += ops.elementwise_s(2 * tokens * channels * self.costs.element)
+            total += ops.elementwise_s(2 * tokens * channels * element)
         flops = tokens * ceil_div(state.flops_per_token, self._tp)
         return total + flops / self._linear_rate + ops.element_s
 
@@ -287,6 +307,8 @@ class MixedRooflineBackend(RooflineBackend):
             total += 2 * ops.gemm_s(tokens, inner, hidden, self.costs.linear)
         if moe.shared_ffn:
             total += self._mlp_s(tokens, moe.shared_ffn, gated=layer.experts_gated)
+            if moe.shared_gate:
+                total += self.costs.shared_gate_s(tokens)
         return total
 
     def _dtype_of(self, layer: Layer, part: str) -> str:
@@ -324,6 +346,10 @@ class MixedRooflineBackend(RooflineBackend):
                 seconds += count * self._choosing_s(kind.layer, keys, pairs)
             if kind.state_bytes:
                 seconds += count * self._state_traffic_s(kind, len(new))
+            state = kind.layer.state
+            if state is not None and state.kind == "gated_delta":
+                channels = ceil_div(state.output_width, self._tp)
+                seconds += count * chunked_s(self._architecture, sum(new), max(new), channels)
         return round(seconds * NS_PER_S)
 
     def _choosing_s(self, layer: Layer, keys: int, pairs: int) -> float:

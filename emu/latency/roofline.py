@@ -137,7 +137,7 @@ class RooflineBackend:
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
         # (with the engine's part of a step), in batches without and with prompts.
-        self._of_tokens: dict[int, int] = {}
+        self._of_tokens: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._lines: dict[int, _Line] = {}
         self._plain_lines: dict[int, _Line] = {}
@@ -501,16 +501,17 @@ class RooflineBackend:
 
     def _fixed_ns(self, shape: BatchShape, tokens: int) -> int:
         """GPU time on one stage that does not depend on context, of so many tokens (padded)."""
-        by_rows = self._of_rows[1 if shape.prefill_new else 0]
+        kind = 1 if shape.prefill_new else 0  # graphs of prompts may have other sizes
+        of_tokens, by_rows = self._of_tokens[kind], self._of_rows[kind]
         try:
-            return self._of_tokens[tokens] + by_rows[shape.sequences]
+            return of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
-            self._of_tokens[tokens] = self._token_ns(self.tokens_of(shape))
+            of_tokens[tokens] = self._token_ns(self.tokens_of(shape))
             rows_ns = self._launches_ns(shape, self.parts[0])
             if self.engine is not None:
                 rows_ns += self.engine.step_ns(self.spec.layers)
             by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
-        return self._of_tokens[tokens] + by_rows[shape.sequences]
+        return of_tokens[tokens] + by_rows[shape.sequences]
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
@@ -598,11 +599,13 @@ class RooflineBackend:
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
-        total = TokenCost()
         prefill = decode = launches = 0
         parts = self._parts(shape)
-        for part, (cost, _) in zip(parts, self._token_costs(shape), strict=True):
+        costs = [cost for cost, _ in self._token_costs(shape)]
+        total = costs[0]
+        for cost in costs[1:]:
             total = total.plus(cost)
+        for part in parts:
             if shape.decode_count or shape.verify is not None:
                 decode += self._decode_attention_ns(shape, part)
             prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0

@@ -48,7 +48,7 @@ def _encode(value: object) -> str:
 
 def _us(time_ns: int) -> str:
     """ns as us, exact: 1234567 -> 1234.567."""
-    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
+    return f"{time_ns // 1000}.{str(1000 + time_ns % 1000)[1:]}"  # compiled faster than :03d
 
 
 class TraceWriter:

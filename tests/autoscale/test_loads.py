@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from emu.autoscale.loader import Loader, LoadWorld, Weights
+from emu.autoscale.loader import ActiveLoad, Loader, LoadWorld, Weights
 from emu.autoscale.orders import Load, Target
 from emu.autoscale.stripes import stripe_bytes
 from emu.catalogue import sizes
@@ -33,6 +33,8 @@ class Story:
     def __init__(self) -> None:
         self.loaded_s: dict[int, float] = {}
         self.segments: list[tuple[float, int, int]] = []
+        self.hops: list[tuple[int, int]] = []
+        """(giver, taker) of each transfer, in the order in which they were begun."""
 
 
 def _load(
@@ -52,7 +54,8 @@ def _load(
     async def main() -> None:
         kernel = Kernel()
 
-        def on_loaded(active: object, target: Target) -> None:
+        def on_loaded(active: ActiveLoad, target: Target) -> None:
+            story.hops = [pair for pair, _, _ in active.hops]
             story.loaded_s[target.replica] = kernel.now_ns / 1e9
             if len(story.loaded_s) == len(load.targets):
                 kernel.stop()
@@ -148,6 +151,18 @@ def test_the_ring_of_a_machine_is_a_stripe_behind_each_lane() -> None:
         at_s = max(story.loaded_s[8 * column + lane] for lane in range(lanes))
         expected_s = longest / NIC + (column - 1) * 2 * MIB / NIC + 64 * MIB / NVLINK
         assert at_s == pytest.approx(expected_s, rel=2e-6)
+
+
+def test_a_stripe_goes_around_its_machine_from_one_neighbor_to_the_next() -> None:
+    targets = [8 * column + lane for column in (1, 2) for lane in range(3)]
+    story = _load(
+        Load("tanz", _targets(*targets), (0, 1, 2)), model="meta-llama/Meta-Llama-3-8B", tp=1
+    )
+    assert story.hops == [
+        *((0, 8), (8, 9), (9, 10), (8, 16), (16, 17), (17, 18)),
+        *((1, 9), (9, 10), (10, 8), (9, 17), (17, 18), (18, 16)),
+        *((2, 10), (10, 8), (8, 9), (10, 18), (18, 16), (16, 17)),
+    ]
 
 
 def test_segments_arrive_in_order_as_the_bytes_do() -> None:

@@ -446,6 +446,21 @@ def test_static_systems_split_five_to_three(
     assert tuple(counts) == expected
 
 
+def test_static_systems_keep_the_gpus_of_each_replica() -> None:
+    """Eight replicas of four GPUs each, whose GPUs stand in the table, in any order."""
+    gpus = list(range(40, 72))[::-1]
+    tables = [
+        ReplicaTable(role="colocated", count=1),
+        ReplicaTable(role="inactive", count=8, tensor_parallel=2, pipeline_parallel=2, gpus=gpus),
+    ]
+    made = static_roles(tables, 1, 1)
+    assert [(t.role, t.count, t.gpus) for t in made] == [
+        ("colocated", 1, []),
+        ("prefill", 5, gpus[:20]),
+        ("decode", 3, gpus[20:]),
+    ]
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1), st.integers(0, 60))
 def test_a_window_knows_the_extreme_of_its_span(notes: list[tuple[int, int]], span_ns: int) -> None:
     lowest, highest = Window(span_ns, highest=False), Window(span_ns, highest=True)

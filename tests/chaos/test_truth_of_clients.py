@@ -12,7 +12,7 @@ from emu.apps.chaos.truth.judges import truth_of
 from emu.apps.chaos.worlds.world import draw_world
 from tests.chaos.test_truth import Judged, judge_world
 
-LOOP, DENSE, GAMMA, MODELS, DRAFTS, OVERLOAD = 106, 214, 162, 98, 228, 76
+LOOP, DENSE, GAMMA, MODELS, DRAFTS, OVERLOAD = 106, 214, 162, 98, 49, 19
 
 
 def told(judged: Judged, **workload: Any) -> list[str]:

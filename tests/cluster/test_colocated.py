@@ -269,7 +269,10 @@ def test_the_turns_of_a_session_whose_client_left_end_with_it(tmp_path: Path) ->
 
 
 def test_an_interval_of_zero_takes_no_sample_of_the_cluster(tmp_path: Path) -> None:
+    path = workload(
+        tmp_path / "w.jsonl", [{"input_toks": 9, "output_toks": 2, "arrival_time_ns": 0}]
+    )
     for interval_ms, taken in ((0, 0), (1e7, 1)):  # the second one's is that of the end
         output = {"timeseries_interval_ms": interval_ms, "report": False}
-        run_config(tmp_path / str(taken), output=output)
+        run_config(tmp_path / str(taken), output=output, latency=LINEAR, workload={"path": path})
         assert len(rows_of(tmp_path / str(taken), "timeseries.csv")) == taken

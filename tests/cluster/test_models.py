@@ -14,6 +14,7 @@ from emu.autoscale.host_cache import HostCache, HostMemory
 from emu.config.load import config_from_dict
 from emu.config.schema import BlitzTable
 from emu.errors import InputError
+from emu.rng import rng_stream
 from emu.runs.runner import execute, prepare
 from emu.workload.naming import Naming
 
@@ -293,3 +294,10 @@ def test_shares_deal_requests_out_in_proportion_and_in_runs() -> None:
     assert drawn.count(0) / len(drawn) == pytest.approx(0.75, abs=0.05)
     changes = sum(x != y for x, y in itertools.pairwise(drawn))
     assert changes < len(drawn) / 20
+
+
+def test_without_runs_each_request_draws_its_model_anew() -> None:
+    """One number of the stream for each, whatever came before."""
+    naming = Naming(["a", "b", "c"], shares={"a": 3, "b": 1, "c": 4}, seed=1)
+    points = 8 * rng_stream(1, "workload models").random(500)
+    assert [naming.of("") for _ in range(500)] == [(p >= 3) + (p >= 4) for p in points.tolist()]

@@ -38,6 +38,31 @@ def replica(text: str, place: Path = Path(), *overrides: str) -> ReplicaPlan:
     return make_plan(config_from_text(whole, "c.toml", overrides, place), "c.toml").replicas[0]
 
 
+@pytest.mark.parametrize("without", ['[engine]\nname = "none"', "[latency]\nhost_overhead = false"])
+@pytest.mark.parametrize(
+    ("latency", "engine", "problem"),
+    [
+        ("prompt_token_us = 0", "", "prompt_token_us: needs an engine, whose front end encodes"),
+        ("prompt_token_us = 0.5", "", "prompt_token_us: needs an engine, whose front end encodes"),
+        ("enforce_eager = true", "", "enforce_eager: needs an engine that launches kernels"),
+        ("", "stream_interval = 2", "stream_interval: needs an engine, whose front end sends"),
+        ("", "stream_interval = 1", ""),
+        ("prompt_token_us = -1", "", ""),
+    ],
+)
+def test_what_only_an_engine_does_is_refused_without_one(
+    without: str, latency: str, engine: str, problem: str
+) -> None:
+    has_latency = without.startswith("[latency]")
+    text = without + f"\n{latency if has_latency else engine}\n"
+    text += f"[engine]\n{engine}\n" if has_latency else f"[latency]\n{latency}\n"
+    if problem:
+        with pytest.raises(InputError, match=problem):
+            replica(text)
+    else:
+        assert replica(text).bound is None
+
+
 # --- names ----------------------------------------------------------------------------------------
 def test_the_configuration_knows_the_engines_that_there_are() -> None:
     said = {(name, version) for name, words in ENGINES.items() for version in words.versions}

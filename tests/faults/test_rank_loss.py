@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -16,6 +17,7 @@ from emu.errors import InputError
 from emu.faults import expert_group
 from emu.faults.expert_group import TABLE, ExpertGroup, GroupState, Timed
 from emu.faults.rank_loss import LossPlan, RankLoss
+from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
 from tests.cluster.helpers import rows_of, run_config, summary_of
 
@@ -140,6 +142,59 @@ def test_more_copies_mean_fewer_experts_to_read_again(tmp_path: Path) -> None:
         # Seven survivors, each its part over its own PCIe.
         assert took_s == pytest.approx(figures["reloaded_bytes"] / 7 / 64e9, rel=1e-6)
     assert moved[0] > 1.3 * moved[1]
+
+
+_COLOCATED, _FAILED = ReplicaState.COLOCATED, ReplicaState.FAILED
+
+
+@pytest.mark.doubles
+@pytest.mark.parametrize(
+    ("state", "changes", "told"),
+    [
+        (GroupState.SERVING, {}, []),
+        (GroupState.STALLED, {"paused": {0, 1}}, []),
+        (GroupState.STALLED, {"paused": {0}}, ["group a is stalled, but ['r1'] run"]),
+        (GroupState.SERVING, {"held": {1: (0, 0)}}, ["group a is serving and holds members"]),
+        (GroupState.DEGRADED, {"dead": {1: ("", 0)}}, ["group a is degraded and holds members"]),
+        (GroupState.FAILED, {"must": True}, ["group a has failed and does not start again"]),
+        (GroupState.FAILED, {"room": False, "lost": {1}}, []),
+        (
+            GroupState.DEGRADED,
+            {"room": False, "lost": {1}, "states": (_COLOCATED, _FAILED)},
+            ["group a serves without slots for all experts"],
+        ),
+        (GroupState.DEGRADED, {"lost": {1}}, ["group a serves with ['r1'], which it has lost"]),
+        (GroupState.DEGRADED, {"lost": {1}, "states": (_COLOCATED, _FAILED)}, []),
+    ],
+)
+def test_each_rule_of_a_group_is_told_when_it_does_not_hold(
+    state: GroupState, changes: dict[str, Any], told: list[str]
+) -> None:
+    group = SimpleNamespace(
+        name="a",
+        state=state,
+        must_restart=changes.get("must", False),
+        lost=frozenset(changes.get("lost", ())),
+    )
+    watched = SimpleNamespace(
+        group=group,
+        members=(0, 1),
+        held=changes.get("held", {}),
+        dead=changes.get("dead", {}),
+        plan=SimpleNamespace(has_room=lambda lost: changes.get("room", True)),
+    )
+    states = changes.get("states", (_COLOCATED, _COLOCATED))
+    replicas = [
+        SimpleNamespace(
+            name=f"r{number}",
+            replica_id=number,
+            state=states[number],
+            is_paused=number in changes.get("paused", ()),
+        )
+        for number in (0, 1)
+    ]
+    loss = SimpleNamespace(_watched=[watched], _cluster=SimpleNamespace(replicas=replicas))
+    assert RankLoss.problems(loss) == told  # type: ignore[arg-type]
 
 
 def test_masks_need_a_group_that_shares_experts(tmp_path: Path) -> None:

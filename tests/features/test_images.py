@@ -60,6 +60,7 @@ def test_a_large_image_takes_the_arithmetic_of_its_patches():
     ideal_ns = flops / gpu.peak_flops("bfloat16") * 1e9
     took_ns = costs().images_ns([1024])
     assert 1.2 * ideal_ns < took_ns < 3 * ideal_ns
+    assert costs().images_ns([]) == 0
     assert costs().images_ns([1024, 1024]) == pytest.approx(2 * took_ns, rel=0.1)
     assert costs(tp=2).images_ns([1024]) < took_ns  # and two all-reduces a layer
     # A small image takes launches at least: 27 layers of ten kernels, 6 us each.

@@ -16,7 +16,7 @@ from emu.apps.fidelity.points.board import (
     point_board,
 )
 from emu.apps.fidelity.points.cases import Job, configuration, emulate, mean_of_rounds
-from emu.apps.fidelity.points.doubt import COLD, CONTRADICTS, doubted
+from emu.apps.fidelity.points.doubt import COLD, CONTRADICTS, OFTEN_COLD, doubted
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
@@ -106,6 +106,18 @@ def test_rows_are_doubted_by_their_neighbors_alone(tmp_path: Path) -> None:
     others = [doubted(read_points(table(tmp_path, rows[0], rows[1] | one))[0]) for one in lengths]
     told = [[one.doubt for one in points] for points in others]
     assert told == [["", ""], [COLD, ""], ["", ""]], "shorter prompts, longer ones, other outputs"
+
+
+def test_a_server_that_was_often_cold_is_doubted_in_all_its_rows(tmp_path: Path) -> None:
+    def rows(cold: int) -> list[dict[str, str]]:
+        firsts = [9000 - at for at in range(cold)] + [100 + at for at in range(9)]
+        return [
+            {"load_value": str(4 + at), "ttft_ms": str(first)} for at, first in enumerate(firsts)
+        ]
+
+    for cold, doubt in ((2, ""), (3, OFTEN_COLD)):
+        points = doubted(read_points(table(tmp_path, *rows(cold)))[0])
+        assert [one.doubt for one in points] == [COLD] * cold + [doubt] * 9
 
 
 def test_a_run_of_many_clients_is_cut_and_its_ends_count_as_in_a_whole_one(tmp_path: Path) -> None:

@@ -113,6 +113,16 @@ def test_keys_are_equal_exactly_for_equal_prefixes(left, right):
         assert (x == y) == (left[:end] == right[:end])
 
 
+def test_a_pool_of_other_blocks_has_other_keys_of_a_request():
+    r = request(0, 64)
+    small, large = BlockPool(10, 16).keys_of(r), BlockPool(10, 32).keys_of(r)
+    assert (len(small), len(large)) == (4, 2)
+    assert large == small[1::2], "a key is that of all before it"
+    pool = BlockPool(10, 16)
+    assert pool.keys_of(r) == small
+    assert pool.keys_of(r) is pool.keys_of(r), "they are worked out once"
+
+
 # --- the pool -----------------------------------------------------------------------------------
 def test_a_cached_prompt_leaves_one_token_to_compute():
     """Section 6.3: a fully cached 64-token prompt with blocks of 16 hits 48."""

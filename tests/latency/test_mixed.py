@@ -7,6 +7,7 @@ import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model, model_from_file
 from emu.latency.base import BatchShape
+from emu.latency.kernels.recurrence import chunked_s
 from emu.latency.mixed_roofline import MixedRooflineBackend
 from emu.latency.roofline import RooflineBackend
 
@@ -92,6 +93,26 @@ def test_sparse_attention_reads_its_chosen_tokens_and_the_index():
     assert sparse.iteration_ns(decodes(32, 100_000)) < dense.iteration_ns(decodes(32, 100_000))
 
 
+@pytest.mark.parametrize(("new", "context"), [(2000, 0), (1000, 1000), (40, 1900)])
+def test_an_indexer_scores_every_key_that_each_token_of_a_prompt_sees(new, context):
+    """A token sees what stood before the prompt, and those of the prompt up to itself. Up to 2,048
+    all are chosen: attention itself costs the same."""
+    whole = backend_of("DeepSeek-V3.2", tp=8)
+    layers = tuple(msgspec.structs.replace(one, indexer=None) for one in whole.spec.special_layers)
+    plain = MixedRooflineBackend(
+        msgspec.structs.replace(whole.spec, special_layers=layers), H100, tp=8
+    )
+    shape = prompt(new, context)
+    found = [one.components_ns(shape)["attention_prefill"] for one in (whole, plain)]
+    indexer = whole.spec.special_layers[0].indexer
+    pairs = sum(context + at for at in range(1, new + 1))
+    # A product for each of 64 heads of 128 elements, of all layers; or its keys are read.
+    flops = 2 * pairs * 64 * 128
+    read_s = (new + context) * indexer.bytes_per_token / whole._read_rate
+    each_s = max(flops / whole._indexer_rate, read_s)
+    assert found[0] - found[1] == pytest.approx(61 * each_s * 1e9, abs=2)
+
+
 def test_windows_of_unlike_heads_stop_growing():
     backend = backend_of("MiMo-V2-Flash", tp=8)
     spec = backend.spec
@@ -104,3 +125,26 @@ def test_windows_of_unlike_heads_stop_growing():
         msgspec.structs.replace(spec, special_layers=windows, layers=len(windows)), H100, tp=8
     )
     assert windowed.iteration_ns(decodes(8, 200)) == windowed.iteration_ns(decodes(8, 50_000))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "measured_us"), [(1024, 8, 59.6), (8192, 8, 332.8), (1024, 64, 152.6)]
+)
+def test_the_delta_rule_over_a_prompt_takes_what_its_kernels_were_measured_to(
+    tokens, heads, measured_us
+):
+    found = chunked_s("hopper", tokens, tokens, heads * 128)
+    assert found * 1e6 == pytest.approx(measured_us, rel=0.3)
+
+
+def test_a_state_layer_makes_its_products_one_by_one():
+    backend = backend_of("Qwen3.5-397B-A17B", tp=8)
+    state = next(layer.state for layer in backend.spec.special_layers if layer.state)
+    hidden, ops = backend.spec.hidden, backend.costs.ops
+    inner = state.matrix_params - hidden * (sum(state.inputs) + state.output_width)
+    assert inner == 0
+    widths = [width // 8 for width in state.inputs]
+    products_s = sum(ops.gemm_s(4, width, hidden, "bfloat16") for width in widths)
+    products_s += ops.gemm_s(4, hidden, state.output_width // 8, "bfloat16")
+    layers = sum(layer.state is not None for layer in backend.spec.special_layers)
+    assert backend.components_ns(decodes(4, 100))["dense"] > layers * products_s * 1e9

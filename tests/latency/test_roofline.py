@@ -386,3 +386,11 @@ def test_a_small_all_reduce_over_boards_of_a_rack_takes_longer():
     inside, over = (rack("all-reduce", size, ranks) for ranks in (4, 8))
     assert over - inside > 6_500
     assert machine("all-reduce", size, 8) < over - 4_000
+
+
+def test_a_step_takes_as_long_whatever_was_asked_before():
+    """SGLang has other graphs for prompts than for decodes of as many tokens."""
+    steps = decodes(20, 4000), prefill((20, 0))
+    alone = [make(engine=engine(name="sglang-0.5.9")).iteration_ns(step) for step in steps]
+    backend = make(engine=engine(name="sglang-0.5.9"))
+    assert [backend.iteration_ns(step) for step in (*steps, *steps)] == [*alone, *alone]

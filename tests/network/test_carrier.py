@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.network.fates import Fate
 from emu.network.flows import TransferSpec
+from emu.network.grids import Grid
 from tests.kernel.scripted import run
 
 
@@ -69,3 +72,49 @@ def test_breaks_that_are_told_with_the_last_byte_are_the_only_outcome() -> None:
     assert made[0].moved_bytes == {"kv": 2_000_000}
     assert made[0].active == {"kv": 0}
     assert not made[0].arrived
+
+
+@pytest.mark.parametrize(
+    ("pieces", "overlapped_us", "left"),
+    [
+        (1, 400, 1_000_000),  # nothing is ready before all is
+        (2, 0, 1_000_000),
+        (2, 8, 950_000),  # the first half was ready after 4 us, and 12.5 kB/us could leave
+        (2, 1_000, 500_000),  # the last half is still to move
+        (4, 40, 625_000),
+        (4, 1_000, 250_000),
+    ],
+)
+def test_pieces_that_were_ready_have_left_while_others_were_computed(
+    pieces: int, overlapped_us: int, left: int
+) -> None:
+    config = config_from_dict(
+        {
+            "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 1, "count": 2, "nic_gbps": 100}],
+            "replicas": [{"count": 2}],
+        }
+    )
+    topology = make_plan(config, "test").topology
+    done: list[int] = []
+    made: list[Carrier] = []
+
+    def build(kernel: Kernel) -> None:
+        carrier = Carrier(kernel, topology)
+        made.append(carrier)
+        carrier.send(
+            Grid((0,), 1),
+            Grid((1,), 1),
+            1_000_000,
+            kind="kv",
+            on_done=lambda: done.append(kernel.now_ns),
+            overlapped_ns=1_000 * overlapped_us,
+            pieces=pieces,
+            pair=(0, 1),
+        )
+        kernel.call_at(10**9, 0, kernel.stop)
+
+    run(build)
+    assert done == [left * 10**9 // 12_500_000_000 + topology.latency_ns(topology.path(0, 1))]
+    assert made[0].moved_bytes == {"kv": 1_000_000}
+    ((key, arrived),) = made[0].arrived.items()
+    assert (key, arrived.transfers, arrived.size_bytes) == ((0, 1, "kv"), 1, 1_000_000)

@@ -95,6 +95,29 @@ def test_blocks_of_all_output_are_kept() -> None:
     assert [sorted(one) for one in found] == [[0]] * 8 + [[1]] * 8
 
 
+@pytest.mark.parametrize(
+    ("blocks", "keys", "dropped"),
+    [
+        (6, {}, []),  # 8 tokens and 16 of output are just all blocks
+        (5, {}, ["8 tokens (6 KV blocks) can never be scheduled"]),
+        (2, {"capacity_scheduler_policy": "MAX_UTILIZATION"}, []),
+        (1, {"capacity_scheduler_policy": "MAX_UTILIZATION"}, ["8 tokens (2 KV blocks)"]),
+        (6, {"enable_chunked_prefill": False, "max_num_tokens": 8}, []),
+        (6, {"enable_chunked_prefill": False, "max_num_tokens": 7}, ["8 tokens (6 KV blocks)"]),
+        (6, {"enable_chunked_prefill": True, "max_num_tokens": 7}, []),
+    ],
+)
+def test_a_head_that_fits_an_empty_replica_is_not_dropped(
+    blocks: int, keys: dict[str, object], dropped: list[str]
+) -> None:
+    of = scheduler(blocks, block=4, **keys)
+    of.enqueue(request(0, 8, 16), 0)
+    told = [reason for _, reason in of.drop_unschedulable(0)]
+    assert len(told) == len(dropped)
+    assert all(reason.startswith(begin) for reason, begin in zip(told, dropped, strict=True))
+    assert of.waiting_count == 1 - len(dropped)
+
+
 def test_a_batch_of_28_of_64_runs() -> None:
     """MiniMax-M2.5 on four B200: 7,319 blocks, 1,096 tokens in, 7,000 out."""
     of = scheduler(7319, max_num_tokens=1 << 20)

@@ -623,6 +623,28 @@ def test_stages_hold_several_batches_and_skip_pending_tokens():
     assert ids(s.complete(second, 1, 20, 20).first_tokens) == [1]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "blocks", "ends"),
+    [
+        ((5, 4), 1000, 5),  # the second one's batch is its third, the sixth of both
+        ((4, 6), 1000, 4),
+        ((5, 5), 1000, 6),
+        ((300, 300), 20, 288),  # each takes 9 of 18 free blocks at most: 144 steps
+        ((2, 9), 1000, 0),
+    ],
+)
+def test_batches_in_turn_follow_each_other_until_a_request_ends_or_blocks_do(outputs, blocks, ends):
+    s = scheduler(blocks, stages=2, max_num_batched_tokens=10, reserve_full_sequence=False)
+    for rid, output in enumerate(outputs):
+        s.enqueue(request(rid, 10, output), 0)
+    first, second = s.schedule(0), s.schedule(0)
+    s.complete(first, 1, 10, 10)
+    third = s.schedule(10)
+    s.complete(second, 1, 20, 20)
+    found = s.rotation([third, s.schedule(20)])
+    assert (0 if found is None else found.ends_max) == ends
+
+
 def test_chunk_in_flight_gives_no_token_to_an_earlier_batch():
     """Two chunks of one prompt in flight: its first token comes with the second."""
     s = scheduler(stages=2, max_num_batched_tokens=10)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from datetime import UTC, datetime
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
@@ -244,6 +246,33 @@ def test_stamps_are_exact(stamps, zone, with_fraction):
     for stamp, value in zip(stamps, values.tolist()):
         whole = int(stamp.replace(tzinfo=UTC, microsecond=0).timestamp())
         assert value == whole * 10**9 + (stamp.microsecond * 1000 + 700 if with_fraction else 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STAMPS, st.integers(0, 18), st.characters(min_codepoint=32, max_codepoint=126))
+@example(datetime(2023, 11, 16, 18, 17, 55), 17, "6")
+@example(datetime(2023, 11, 16, 18, 55, 1), 14, "6")
+@example(datetime(2023, 11, 16, 20, 1, 1), 12, "4")
+@example(datetime(2023, 12, 16), 6, "3")
+@example(datetime(2023, 1, 31), 6, "2")
+@example(datetime(2023, 11, 30), 9, "1")
+@example(datetime(1970, 1, 1), 2, "6")
+@example(datetime(2100, 1, 1), 3, "1")
+def test_a_stamp_with_another_character_is_a_time_or_none(stamp, place, character):
+    text = stamp.strftime("%Y-%m-%d %H:%M:%S")
+    text = text[:place] + character + text[place + 1 :]
+    fields = split_fields(text.encode(), 1)
+    if fields is None:
+        return  # a comma or a quote: no field of its own
+    wanted = None
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}", text):
+            read = datetime(*map(int, re.findall("[0-9]+", text)), tzinfo=UTC)
+            wanted = read if 1970 <= read.year <= 2100 else None
+    values, bad = read_stamps(fields, 0)
+    assert bad.tolist() == [wanted is None]
+    if wanted is not None:
+        assert values.tolist() == [round(wanted.timestamp()) * 10**9]
 
 
 @pytest.mark.skipif(not SHARED_TRACES.exists(), reason="shared data is absent")

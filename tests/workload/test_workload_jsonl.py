@@ -16,7 +16,7 @@ from emu.workload.formats.json_fields import Place
 from emu.workload.formats.jsonl import JsonlParser
 from emu.workload.formats.jsonl_line import read_line
 from emu.workload.formats.text_file import Chunk
-from emu.workload.items import Line, Notes
+from emu.workload.items import Line, Notes, Turn, make_block
 from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, follower, open_file, rows
 
 GOOD = '{"input_toks":4,"output_toks":2,"arrival_time_ns":9}\n'
@@ -368,3 +368,43 @@ def test_shared_workloads_are_read_whole():
             for request, line in zip(released, lines):
                 ids = line["input_tok_ids"] + line["output_tok_ids"]
                 assert request.prefix.token_ids.tolist() == ids
+
+
+TOLD = {
+    "sub_requests": [Turn(input_toks=5, output_toks=7)],
+    "input_tok_ids": [0],
+    "hash_ids": [0],
+    "tok_id_ranges": [(0, 1)],
+    "session_id": "s",
+    "tenant": "t",
+    "model": "m",
+    "priority": -1,
+    "acceptance_rate": 0.0,
+    "adapter": "a",
+    "images": [(0, 0, 1)],
+    "max_output_toks": 1,
+    "deadline_ns": 0,
+    "cancel_after_ns": 0,
+    "replica": 0,
+    "handoff_ns": 0,
+}
+"""The least that each field says beside the three numbers of a line."""
+
+
+@pytest.mark.parametrize("field", TOLD)
+def test_a_line_that_says_more_than_three_numbers_is_kept_whole(field):
+    line = Line(arrival_time_ns=3, input_toks=5, output_toks=7)
+    nothing = np.zeros(2, dtype=np.int64)
+    assert make_block([line, line], nothing, nothing).details is None
+    more = msgspec.structs.replace(line, **{field: TOLD[field]})
+    block = make_block([line, more], nothing, nothing)
+    assert block.details == [line, more]
+    columns = (block.arrival_ns, block.prompt_tokens, block.output_tokens)
+    assert [column.tolist() for column in columns] == [[3, 3], [5, 5], [7, 7]]
+
+
+def test_every_field_of_a_line_is_among_those() -> None:
+    others = {"arrival_time_ns", "input_toks", "output_toks"}
+    # Told with the ids of the prompt, with hashes, and with the first replica.
+    others |= {"output_tok_ids", "hash_block_toks", "decode_replica"}
+    assert set(Line.__struct_fields__) == others | set(TOLD)

@@ -1,7 +1,8 @@
 """Tokens on their way to clients, a replica's step at a time: the loops that run for each token.
 
 Compiled where the hot path is. What a step has made passes through here twice: when the engine has
-the tokens (`take_up`), and when they leave its front end (`hand_over`).
+the tokens (`take_up`), and when they leave its front end (`hand_over`). `IterationCounts` hears of
+the step itself.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from emu.apps.serve.choices import Choice
+from emu.apps.serve.statistics import Statistics
 from emu.request import Request
+from emu.scheduling.base import Batch
+from emu.scheduling.pipeline import StageSpan
+from emu.units import NS_PER_S
 
 
 def take_up(
@@ -33,29 +38,23 @@ def take_up(
     return count, takers
 
 
-def hand_over(
-    takers: list[Choice],
-    now_ns: int,
-    begin: Callable[[Choice], None],
-    add_gaps: Callable[[int, int], None],
-) -> tuple[int, int]:
+def hand_over(takers: list[Choice], now_ns: int, sinks: tuple[Statistics, ...]) -> tuple[int, int]:
     """Return how many of these tokens, one for each answer, were written to their clients at once,
     and for how many of the answers something else was woken to do it.
 
-    `begin` hears of an answer whose first token leaves, `add_gaps` of how long the others came
-    after the ones before them: (ns, how many).
+    `sinks`: what counts the replica's tokens, itself last.
     """
     last_ns = -1
     gaps = written = woken = 0
     for choice in takers:
         choice.produced += 1
         if choice.last_ns < 0:
-            begin(choice)
+            _begin(choice, now_ns, sinks)
         elif choice.last_ns == last_ns:
             gaps += 1
         else:
             if gaps:
-                add_gaps(now_ns - last_ns, gaps)
+                _add_gaps(now_ns - last_ns, gaps, sinks)
             last_ns = choice.last_ns
             gaps = 1
         choice.last_ns = now_ns
@@ -70,5 +69,62 @@ def hand_over(
             exchange.changed.set()
             woken += 1
     if gaps:
-        add_gaps(now_ns - last_ns, gaps)
+        _add_gaps(now_ns - last_ns, gaps, sinks)
     return written, woken
+
+
+def _begin(choice: Choice, now_ns: int, sinks: tuple[Statistics, ...]) -> None:
+    """The first token of an answer leaves the front end."""
+    choice.first_ns = now_ns
+    if choice.base:
+        sinks[-1].received(choice.request, choice.came_ns, now_ns)
+    else:
+        for stats in sinks:
+            stats.began(choice.request, now_ns)
+
+
+def _add_gaps(gap_ns: int, count: int, sinks: tuple[Statistics, ...]) -> None:
+    """So many tokens came so long after the ones before them."""
+    for stats in sinks:
+        stats.inter_token.add(gap_ns / NS_PER_S, count)
+
+
+class IterationCounts:
+    """Counts the tokens of each iteration."""
+
+    def __init__(self, sinks: list[tuple[Statistics, ...]], *, has_prefixes: bool) -> None:
+        """`sinks`: by replica."""
+        self._sinks = sinks
+        self._has_prefixes = has_prefixes
+
+    def batch(
+        self,
+        replica_id: int,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        steps: int,
+        spans: list[StageSpan] | None = None,
+    ) -> None:
+        """An iteration has ended (nothing leaps on the wall clock)."""
+        tokens = batch.shape.new_tokens
+        sinks = self._sinks[replica_id]
+        for stats in sinks:
+            stats.iteration_tokens.add(tokens, steps)
+        if self._has_prefixes and batch.chunks:
+            self._count_prompts(batch, sinks)
+
+    def _count_prompts(self, batch: Batch, sinks: tuple[Statistics, ...]) -> None:
+        """What the iteration computed of prompts, and what the cache had of those that it began."""
+        computed = found = 0
+        for chunk in batch.chunks:
+            request = chunk.request
+            if chunk.context_tokens < request.prompt_tokens:
+                computed += chunk.new_tokens
+            if request.first_scheduled_ns == batch.formed_ns:
+                found += request.prefix_hit_tokens
+                for stats in sinks:
+                    stats.scheduled(request)
+        if computed:
+            for stats in sinks:
+                stats.prefill_hit_share = found / (found + computed)

@@ -14,22 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import heapq
 import socket
 import struct
 import sys
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import h11
 from starlette.types import Scope
 from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from emu.apps.serve.lines import Outlet
 from emu.documents import Document
 from emu.kernel.wallclock import WallKernel
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGISendEvent
 
 GENERATING: Final = frozenset(
     {
@@ -57,6 +60,7 @@ _STOOD_S: Final = 0.5
 """A time-out that is so late says that this process stood, not that the client is slow."""
 _AGE_MIN_NS: Final = 8_000_000
 """Ages below this are the grain of the system's clock (at most 4 ms), not lateness."""
+_HEAD_BYTES_MAX: Final = 65_536
 _TCP_INFO: Final = 11
 _LAST_DATA_RECEIVED: Final = slice(52, 56)
 """`tcpi_last_data_recv` of Linux' `struct tcp_info`, ms since data came."""
@@ -144,8 +148,20 @@ class Arrivals(Protocol):
         """Its sender pauses."""
 
 
-class LiveProtocol(H11Protocol):
-    """uvicorn's protocol with stamps and time-outs."""
+class _Reading(enum.Enum):
+    """What a connection is in the middle of."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+class LiveProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with stamps and time-outs.
+
+    A connection may send calls ahead of their answers. A call is stamped when its turn has come,
+    since it would otherwise hold the emulation that the answer before it waits for.
+    """
 
     def __init__(
         self,
@@ -164,7 +180,15 @@ class LiveProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._ticket: Ticket | None = None
+        self._reading = _Reading.NOTHING
+        self._head_bytes = 0
+        """Of a head that goes on, without those that came together with its beginning; -1 = no more
+        than those."""
         self._is_timing_body = False
+        self._answered: RequestResponseCycle | None = None
+        """The call that is being answered, or was answered last."""
+        self._is_unread = False
+        """The application has not had a turn since that call began."""
         self._socket: socket.socket | None = None
         self._outlet: Outlet | None = None
 
@@ -183,6 +207,10 @@ class LiveProtocol(H11Protocol):
         self._await(0)
         if self._ticket is not None:
             self._intake.end(self._ticket)
+        answered = self._answered
+        if answered is not None and not answered.response_complete:  # others may wait behind it
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -200,37 +228,81 @@ class LiveProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
         super().data_received(data)
-        has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if has_begun and self._deadline is None:  # after an idle connection
-            self._await(self._head_timeout_s)
-
-    def handle_events(self) -> None:
-        """Note when a call begins and when it is whole."""
-        before = self.scope
-        super().handle_events()
-        is_reading = self.conn.their_state is h11.SEND_BODY
-        if self.scope is not before and self.scope["path"] in GENERATING:
-            ticket = self._ticket = self._intake.begin(self._age_ns())
-            self.scope["state"]["ticket"] = ticket
-            self.scope["state"]["reset"] = self._reset
-            if self.scope["http_version"] == "1.1":
-                self.scope["state"]["outlet"] = self._outlet
-            if is_reading:
-                self._patience = self.loop.call_later(_PATIENCE_S, self._intake.give_up, ticket)
-        if is_reading:
-            if not self._is_timing_body:
-                self._is_timing_body = True
-                self._await(BODY_FACTOR * self._head_timeout_s)
+        self._is_unread = False
+        if self.transport.is_closing():
             return
-        if self.scope is not before or self._is_timing_body:
-            self._await(0)
+        if self._reading is _Reading.HEAD:
+            self._head_bytes = 0 if self._head_bytes < 0 else self._head_bytes + len(data)
+            if self._head_bytes > _HEAD_BYTES_MAX:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+        self._time()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a head."""
+        super().on_message_begin()
+        self._reading, self._head_bytes = _Reading.HEAD, -1
+
+    def on_headers_complete(self) -> None:
+        """A body follows, be it empty."""
+        self._reading = _Reading.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The call is whole."""
+        super().on_message_complete()
+        self._reading = _Reading.NOTHING
+        if self.cycle is self._answered:
+            self._note_whole()
+
+    def on_response_complete(self) -> None:
+        """The next call has its turn, if one has been sent ahead."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._is_unread = False
+            self._time()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Note when a call begins."""
+        self._answered, self._ticket, self._is_unread = cycle, None, True
+        scope = cycle.scope
+        if scope["path"] in GENERATING:
+            self._ticket = self._intake.begin(self._age_ns())
+            scope["state"] |= {"ticket": self._ticket, "reset": self._reset}
+            if scope["http_version"] == "1.1":
+                scope["state"]["outlet"] = self._outlet
+            if not cycle.more_body:
+                self._note_whole()
+        if scope["http_version"] != "1.1":
+            _leave_unframed(cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _note_whole(self) -> None:
+        """The body of the call that is to be answered is there."""
+        ticket, cycle = self._ticket, self._answered
+        if ticket is None or ticket.is_whole or cycle is None:
+            return
+        ticket.is_whole = True
+        if self._is_unread and len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets it come
+            self._intake.whole(ticket, dict(cycle.scope), bytes(cycle.body))
+
+    def _time(self) -> None:
+        """Set a limit to what must come next, unless that is an answer."""
+        answered = self._answered
+        if self._reading is _Reading.NOTHING:
+            if self._deadline is not None:
+                self._await(0)
             self._is_timing_body = False
-        if self._ticket is not None and not self._ticket.is_whole:
-            self._ticket.is_whole = True
-            cycle = self.cycle
-            is_new = self.scope is not before and not cycle.more_body
-            if is_new and len(cycle.body) <= HIGH_WATER_LIMIT:  # else its reader lets more come
-                self._intake.whole(self._ticket, dict(self.scope), bytes(cycle.body))
+        elif self._reading is _Reading.HEAD:
+            is_next = answered is None or answered.response_complete
+            if is_next and self._deadline is None:  # after an idle connection
+                self._await(self._head_timeout_s)
+        elif self.cycle is answered and not self._is_timing_body:
+            self._is_timing_body = True
+            self._await(BODY_FACTOR * self._head_timeout_s)
+            if self._ticket is not None:
+                give_up = self._intake.give_up
+                self._patience = self.loop.call_later(_PATIENCE_S, give_up, self._ticket)
 
     def _reset(self) -> None:
         """Reset the connection: a client sees no end of the answer, as when an engine dies."""
@@ -275,3 +347,15 @@ class LiveProtocol(H11Protocol):
             return
         self.transport.write(_TOO_SLOW)
         self.transport.close()
+
+
+def _leave_unframed(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks, which uvicorn would send: an answer ends with its connection."""
+    send, cycle.chunked_encoding = cycle.send, False
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

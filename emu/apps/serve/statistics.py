@@ -17,41 +17,54 @@ from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
 from emu.units import NS_PER_S
 
-TTFT_BUCKETS: Final = (
+TTFT_BUCKETS: Final[tuple[float, ...]] = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-TOKEN_BUCKETS: Final = (
+TOKEN_BUCKETS: Final[tuple[float, ...]] = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
-LATENCY_BUCKETS: Final = (
+LATENCY_BUCKETS: Final[tuple[float, ...]] = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
     240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-COUNT_BUCKETS: Final = tuple(
+COUNT_BUCKETS: Final[tuple[float, ...]] = tuple(
     float(m * 10**e) for e in range(6) for m in (1, 2, 5) if m * 10**e <= 200_000
 )
-ITERATION_BUCKETS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
-PREEMPTION_BUCKETS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
-BYTES_BUCKETS: Final = tuple(float(2**power) for power in range(11, 35, 2))
-DESCRIPTOR_BUCKETS: Final = (
+ITERATION_BUCKETS: Final[tuple[float, ...]] = (1.0, *(float(2**power) for power in range(3, 15)))
+PREEMPTION_BUCKETS: Final[tuple[float, ...]] = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+TRANSFER_BUCKETS: Final[tuple[float, ...]] = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    5.0,
+)
+BYTES_BUCKETS: Final[tuple[float, ...]] = tuple(float(2**power) for power in range(11, 35, 2))
+DESCRIPTOR_BUCKETS: Final[tuple[float, ...]] = (
     10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 200.0, 400.0, 1000.0, 2000.0, 4000.0, 10_000.0,
     20_000.0, 50_000.0,
 )  # fmt: skip
-PARAMS_N_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+PARAMS_N_BUCKETS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 10.0, 20.0)
 # SGLang's, of 0.5.9.
-SGLANG_TTFT_BUCKETS: Final = (
+SGLANG_TTFT_BUCKETS: Final[tuple[float, ...]] = (
     0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0,
     400.0,
 )  # fmt: skip
-SGLANG_E2E_BUCKETS: Final = (*SGLANG_TTFT_BUCKETS, 600.0, 1200.0, 1800.0, 2400.0)
-SGLANG_TOKEN_BUCKETS: Final = (
+SGLANG_E2E_BUCKETS: Final[tuple[float, ...]] = (*SGLANG_TTFT_BUCKETS, 600.0, 1200.0, 1800.0, 2400.0)
+SGLANG_TOKEN_BUCKETS: Final[tuple[float, ...]] = (
     0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2,
     0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0,
 )  # fmt: skip
-SGLANG_QUEUE_BUCKETS: Final = (
+SGLANG_QUEUE_BUCKETS: Final[tuple[float, ...]] = (
     0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0,
     80.0, 90.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0, 1200.0,
     1400.0, 1600.0, 1800.0, 2000.0, 2500.0, 3000.0,

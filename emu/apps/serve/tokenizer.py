@@ -137,8 +137,7 @@ def filler_start(prompt: Ids, index: int, pieces: int) -> int:
 
 def filler_ids(tokenizer: Tokenizer, start: int, count: int) -> Ids:
     """Ids of an answer of so many tokens. `start` is the first filler token."""
-    pieces = len(tokenizer.piece_ids)
-    return tokenizer.piece_ids[(np.arange(count) + start) % pieces]
+    return np.take(tokenizer.piece_ids, np.arange(start, start + count), mode="wrap")
 
 
 def filler_text(tokenizer: Tokenizer, start: int, count: int) -> str:

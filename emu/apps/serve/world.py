@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from emu.apps.serve.choices import Choice, Exchange, traced_half
-from emu.apps.serve.deliveries import hand_over, take_up
+from emu.apps.serve.deliveries import IterationCounts, hand_over, take_up
 from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
 from emu.apps.serve.statistics import Statistics
@@ -32,8 +32,6 @@ from emu.log import Log
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
-from emu.scheduling.base import Batch
-from emu.scheduling.pipeline import StageSpan
 from emu.units import NS_PER_S
 from emu.workload.session import NOTHING_FOLLOWS, Following
 from emu.world import Observer, Ports, World
@@ -123,7 +121,7 @@ class LiveCluster(Observer):
         return Ports(
             log=log,
             observers=(tape, self) if traces is None else (tape, self, traces),
-            batches=_Iterations(self._sinks, has_prefixes=self.has_prefixes),
+            batches=IterationCounts(self._sinks, has_prefixes=self.has_prefixes),
             tokens=self._on_tokens,
         )
 
@@ -335,8 +333,7 @@ class LiveCluster(Observer):
         if self._carries_first:
             takers = [choice for choice in takers if not self._is_carried(choice)]
         now_ns = self.kernel.now_ns
-        begin, add_gaps = partial(_begin, sinks, now_ns), partial(_add_gaps, sinks)
-        written, woken = hand_over(takers, now_ns, begin, add_gaps)
+        written, woken = hand_over(takers, now_ns, sinks)
         if written:
             self.pace.of_tokens.left(self.wall_late_ns(now_ns), written)
         for pass_on in self.on_delivered:
@@ -488,67 +485,6 @@ class LiveCluster(Observer):
         self.end_choice(choice)
         if choice.heir is not None and choice.heir is not choice:
             self.end_choice(choice.heir)
-
-
-def _begin(sinks: tuple[Statistics, ...], now_ns: int, choice: Choice) -> None:
-    """The first token of an answer leaves the front end."""
-    choice.first_ns = now_ns
-    if choice.base:
-        sinks[-1].received(choice.request, choice.came_ns, now_ns)
-    else:
-        for stats in sinks:
-            stats.began(choice.request, now_ns)
-
-
-def _add_gaps(sinks: tuple[Statistics, ...], gap_ns: int, count: int) -> None:
-    """So many tokens came so long after the ones before them."""
-    for stats in sinks:
-        stats.inter_token.add(gap_ns / NS_PER_S, count)
-
-
-class _Iterations:
-    """Counts the tokens of each iteration."""
-
-    def __init__(
-        self,
-        sinks: list[tuple[Statistics, ...]],
-        *,
-        has_prefixes: bool,
-    ) -> None:
-        self._sinks = sinks
-        self._has_prefixes = has_prefixes
-
-    def batch(
-        self,
-        replica_id: int,
-        batch: Batch,
-        start_ns: int,
-        end_ns: int,
-        steps: int,
-        spans: list[StageSpan] | None = None,
-    ) -> None:
-        """An iteration has ended (nothing leaps on the wall clock)."""
-        tokens = batch.shape.new_tokens
-        sinks = self._sinks[replica_id]
-        for stats in sinks:
-            stats.iteration_tokens.add(tokens, steps)
-        if self._has_prefixes and batch.chunks:
-            self._count_prompts(batch, sinks)
-
-    def _count_prompts(self, batch: Batch, sinks: tuple[Statistics, ...]) -> None:
-        """What the iteration computed of prompts, and what the cache had of those that it began."""
-        computed = found = 0
-        for chunk in batch.chunks:
-            request = chunk.request
-            if chunk.context_tokens < request.prompt_tokens:
-                computed += chunk.new_tokens
-            if request.first_scheduled_ns == batch.formed_ns:
-                found += request.prefix_hit_tokens
-                for stats in sinks:
-                    stats.scheduled(request)
-        if computed:
-            for stats in sinks:
-                stats.prefill_hit_share = found / (found + computed)
 
 
 class _NoSource:

@@ -291,6 +291,19 @@ class Speculative(Feature):
             if rng.random() < 0.1:
                 line["acceptance_rate"] = (0.0, 0.3, 1.0)[int(rng.integers(3))]
 
+    def draw_costs(self, rng: np.random.Generator, tables: Tables) -> None:
+        """A drafter whose passes take what its layers do."""
+        method = ("eagle", "eagle3", "draft_model")[int(rng.integers(3))]
+        table: Tables = {
+            "method": method,
+            "num_speculative_tokens": (1, 2, 4)[int(rng.integers(3))],
+            "acceptance_rate": (0.3, 0.8)[int(rng.integers(2))],
+        }
+        if method == "draft_model":
+            table["model"] = "meta-llama/Llama-3.2-1B"
+            table["draft_tensor_parallel_size"] = int(rng.integers(2))
+        tables["scheduler"]["speculative_config"] = table
+
     def vary(self, rng: np.random.Generator, tables: Tables, lines: list[Tables]) -> None:
         """Other drafters, and other ways to say how many drafts are accepted."""
         drafts = tables["scheduler"].get("speculative_config")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -17,7 +19,13 @@ from emu.latency.experts.deepgemm import (
 from emu.latency.experts.destinations import Choice, destinations
 from emu.latency.experts.exchange import LowLatency, Normal, OneSided, Wire
 from emu.latency.kernels.attention import AttentionCost
-from emu.latency.kernels.experts import Expert, block_rows, even_padded_rows, grouped_s
+from emu.latency.kernels.experts import (
+    Expert,
+    block_rows,
+    even_padded_rows,
+    grouped_s,
+    met_experts,
+)
 from emu.latency.kernels.operations import Ops
 from emu.latency.kernels.products import arithmetic_s, soft_max
 from emu.latency.kernels.tiles import tile_of
@@ -89,6 +97,54 @@ def test_grouped_products_are_deepgemms(
     found_s -= (GROUPED.launch_us - 6.0) * 1e-6
     published_s = 2 * groups * rows * columns * inner / (tflops * 1e12)
     assert found_s == pytest.approx(published_s, rel=0.10)
+
+
+def test_experts_that_are_met_are_counted_by_their_popularity() -> None:
+    """Eight classes, sixteen times apart from one end to the other, evenly in the logarithm."""
+    drawn = [16 ** ((at + 0.5) / 8) for at in range(8)]
+    shares = [8 * one / sum(drawn) for one in drawn]
+    for tokens, count, per_token in ((1, 64, 4), (10, 64, 4), (100, 256, 8), (3, 16, 4)):
+        chances = [min(1.0, per_token / count * share) for share in shares]
+        met = sum(count / 8 * (1 - (1 - chance) ** tokens) for chance in chances)
+        assert met_experts(tokens, count, per_token) == pytest.approx(max(1.0, met), rel=1e-9)
+    assert met_experts(1, 64, 4) == pytest.approx(4), "a token chooses so many"
+    assert met_experts(5, 4, 4) == 4
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+@pytest.mark.parametrize("shared", [0, 1, 2])
+@pytest.mark.parametrize("ep", [1, 4])
+def test_experts_of_a_rank_are_those_met_and_the_shared(tokens: int, shared: int, ep: int) -> None:
+    """Rows are padded to blocks; a shared expert computes every token."""
+    kernels = msgspec.structs.replace(kernels_of(H100), surfaces="")
+    ops = Ops(H100, kernels, 2)
+    keys = {"count": 64, "per_token": 4, "hidden": 2048, "ffn": 1024, "matrices": 3}
+    found_s = ops.experts_s(tokens, dtype="bfloat16", ep=ep, shared=shared, **keys)
+    kernel, units = kernels.expert("bfloat16", H100.units("bfloat16"))
+    rows = 4 * tokens
+    block = block_rows(kernel, rows, 64)
+    met = max(1.0, met_experts(tokens, 64, 4) / ep)
+    padded = even_padded_rows(rows / ep, met, block)
+    params = 3 * 2048 * 1024
+    due_s = grouped_s(
+        kernel,
+        Expert(params, 2 * params, 2 * (2 * 2048 + 3 * 1024), H100.unit_flops(units)),
+        met=met + shared,
+        rows=rows / ep + shared * tokens,
+        padded=padded + shared * math.ceil(tokens / block) * block,
+        memory_rate=H100.memory_gbytes_per_s * 1e9,
+    )
+    assert found_s == pytest.approx(due_s, rel=1e-12)
+
+
+def test_blocks_of_rows_are_padded_by_hand() -> None:
+    assert even_padded_rows(8, 16, 16) == 16 * 16, "a row here and there: a block each"
+    assert even_padded_rows(160, 16, 16) == 16 * 18, "ten rows, and half a block"
+    assert even_padded_rows(20, 16, 16) == 16 * 16
+    kernel = msgspec.structs.replace(GROUPED, block=64)
+    assert [block_rows(kernel, rows, 10) for rows in (1, 160, 161, 320, 321, 6400)] == [
+        *(16, 16, 32, 32, 64, 64)
+    ]
 
 
 def test_hopper_and_blackwell_take_these_products() -> None:

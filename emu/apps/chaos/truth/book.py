@@ -12,6 +12,20 @@ Members = dict[int, tuple[int, int]]
 """(tokens before, new tokens) by row."""
 
 
+class Round(msgspec.Struct):
+    """What SGLang remembers from batch to batch."""
+
+    decoding: list[int] = []
+    """Its running batch, with those that have ended since its last decode."""
+    prompts: list[int] = []
+    """Members of the last batch, if it was one of prompts."""
+    cut: int = -1
+    """The row of whose prompt a piece is computed."""
+    is_full: bool = False
+    ratio: float = -1.0
+    """The part of possible outputs that admission counts; below 0 = the first one."""
+
+
 class Book(msgspec.Struct):
     """One replica: its waiting requests, those that run, and those that have just ended."""
 
@@ -26,7 +40,11 @@ class Book(msgspec.Struct):
     formed_ns: int = -1
     """When its last batch was formed."""
     held_back: int = 0
-    """Steps in turn for which contexts have waited for more of them (TensorRT-LLM)."""
+    """Steps in turn for which contexts have waited for more of them (TensorRT-LLM), or decodes
+    since prompts were tried (LightLLM)."""
+    round: Round = msgspec.field(default_factory=Round)
+    ended_ns: int = -1
+    """When its last batch ended."""
 
 
 class Due(msgspec.Struct):
@@ -46,6 +64,8 @@ class Ask(msgspec.Struct):
     prompt: Callable[[int], int]
     came: Callable[[int], tuple[int, int]]
     """Its place among all that arrived."""
+    place: Callable[[int], tuple[int, int, int]]
+    """Its place in the order of the queue."""
 
 
 def blocks_of(seat: Seat, tokens: int) -> int:

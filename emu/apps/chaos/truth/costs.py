@@ -4,20 +4,28 @@ Restates the linear cost (docs/reference/config.md, `[latency]`): each pipeline 
 new tokens x per token + tokens before x per context token, to the nearest nanosecond, or tokens /
 rate for a batch of prompts where a rate is given. A straggler multiplies it, a pause adds to it.
 For other backends: equal batches on equal replicas take equally long, and within the bounds that
-memory and arithmetic of the GPU set (the roofline, dense models).
+memory and arithmetic of the GPU set (the roofline, dense models); with the roofline, as long as all
+of its kernels, where these are restated (`step_times`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 from emu.apps.chaos.truth.beside import Beside
+from emu.apps.chaos.truth.drafter_times import DrafterTimes, step_with_drafts
 from emu.apps.chaos.truth.seats import Seat
+from emu.apps.chaos.truth.step_times import StepTimes, step_of
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
-from emu.config.schema import RooflineTable
+from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable
 
 _SLACK_NS: Final = 2
+_NEAR: Final = 1e-5
+_KERNELS: Final = 12
+"""Figures of a layer that are rounded, each to a nanosecond."""
 _LEAST: Final = 0.9
 _MOST: Final = 10
 _HOST_NS: Final = 100_000_000
@@ -29,10 +37,27 @@ Key = tuple[int, int, int]
 class Iterations:
     """All batches of a run."""
 
-    def __init__(self, tape: Tape, windows: Windows, beside: Beside) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        windows: Windows,
+        beside: Beside,
+        times: Mapping[int, StepTimes],
+        drafters: Mapping[int, DrafterTimes],
+    ) -> None:
+        """`times`: of replicas whose roofline is restated; `drafters`: of those that draft."""
         self._tape = tape
         self._windows = windows
         self._beside = beside
+        self._times, self._drafters = times, drafters
+        self._reached: dict[tuple[int, int], dict[int, int]] = {}
+        """Of batches with drafts: prompt and outputs of each row when it was formed."""
+        self._padded = _padded_of(tape)
+        self._got: dict[int, int] = defaultdict(int)
+        self._ended: dict[int, list[int]] = defaultdict(list)
+        """Rows that ended with the last batch of a replica."""
+        self._late: dict[tuple[int, int], list[int]] = {}
+        """The same when a batch was formed."""
         self._open: dict[tuple[int, int], Record] = {}
         self._began: dict[tuple[int, int], Record] = {}
         self._layers: dict[tuple[int, int], int] = {}
@@ -46,15 +71,23 @@ class Iterations:
 
     def judge(self) -> None:
         """Every iteration took what it should have."""
-        for record in self._tape.records:
+        tape = self._tape
+        for record in tape.records:
             event = record["event"]
             if event == "batch":
                 key = record["replica"], record["batch"]
                 self._open[key] = record
+                self._late[key] = self._ended.pop(key[0], [])
+                if "verified" in record:
+                    rows = [member[0] for member in record["members"]]
+                    prompts = {row: tape.arrived[row]["prompt"] for row in rows}
+                    self._reached[key] = {row: prompts[row] + self._got[row] for row in rows}
                 self._began.pop(key, None)
                 self._layers.pop(key, None)
             elif event == "began":
                 self._began[record["replica"], record["batch"]] = record
+            elif event == "tokens":
+                self._ended[record["replica"]] = list(tape.completed(record, self._got))
             elif event == "layer":
                 self._layer(record)
             elif event == "ran":
@@ -178,6 +211,8 @@ class Iterations:
         where = f"batch {formed['batch']} of replica {seat.replica} at {start_ns} ns"
         if whole_ps is None:
             self._alike(seat, formed, took_ns, factor, stage, where, at_edge or first_layer > 0)
+            if chunks is None and not (first_layer or at_edge):
+                self._priced(seat, formed, took_ns / factor - spent.wait_ns, stage, where)
             return
         part_ps = whole_ps * (seat.layers - first_layer) // seat.layers
         due_ns = max(1, (part_ps + 500) // 1000)
@@ -234,7 +269,10 @@ class Iterations:
         if is_unsure or not is_known or seat.group or is_cold:
             return
         spent = self._beside.spent(seat.replica, formed["batch"])
-        members = sorted((before, new) for _, before, new in formed["members"])
+        members = sorted(
+            (before, new)
+            for _, before, new in (*formed["members"], *self._for_nothing(seat, formed))
+        )
         shape = (tuple(members), tuple(formed.get("verified", ())), stage, *spent[1:])
         kind = (seat.served, seat.tensor_parallel, seat.stages, seat.place, repr(seat.latency))
         normal_ns = took_ns / factor - spent.wait_ns
@@ -246,6 +284,54 @@ class Iterations:
             )
         if stage < 0 and seat.is_plain:
             self._physics(seat, formed, normal_ns, where)
+
+    def _priced(self, seat: Seat, formed: Record, took_ns: float, stage: int, where: str) -> None:
+        """A step of the roofline takes what its kernels do, one by one."""
+        key = seat.replica, formed["batch"]
+        times, drafter = self._times.get(seat.replica), self._drafters.get(seat.replica)
+        padded = self._padded.get(key, 0)
+        if seat.group and not padded:
+            return
+        if "verified" in formed:
+            if drafter is None or seat.group or seat.is_ahead:
+                return
+            reached = self._reached[key].__getitem__
+            stages = drafter.stages(
+                *step_with_drafts(formed["members"], formed["verified"], reached)
+            )
+        elif times is None or not seat.is_plain:
+            return
+        else:
+            members = [*formed["members"], *self._for_nothing(seat, formed)]
+            stages = times.stages(step_of(members, padded))
+        due_ns = sum(stages) if stage < 0 else stages[stage]
+        if due_ns != due_ns:
+            return  # something in it is not restated
+        self._tape.count("kernels")
+        if abs(took_ns - due_ns) > _SLACK_NS + _NEAR * due_ns + _KERNELS * seat.layers:
+            self._tape.say(f"T2: {where} took {took_ns:.0f} ns, its kernels take {due_ns:.0f} ns")
+
+    def _for_nothing(self, seat: Seat, formed: Record) -> list[list[int]]:
+        """Members that have ended, which an engine that forms batches ahead does not know yet.
+
+        vLLM knows of ends by length; SGLang's batches of prompts have none of these.
+        """
+        table, arrived = seat.scheduler, self._tape.arrived
+        if not seat.is_ahead or not isinstance(table, SglangTable | TensorrtLlmTable):
+            return []
+        if isinstance(table, TensorrtLlmTable):
+            is_known = table.length_ends_known == "on"
+        else:
+            decodes = [
+                row
+                for row, before, new in formed["members"]
+                if new == 1 and before >= arrived[row]["prompt"]
+            ]
+            is_known = bool(formed["members"]) and not decodes
+        if is_known:
+            return []
+        late = self._late.get((seat.replica, formed["batch"]), ())
+        return [[row, arrived[row]["prompt"] + arrived[row]["output"] - 1, 1] for row in late]
 
     def _physics(self, seat: Seat, formed: Record, took_ns: float, where: str) -> None:
         """All weights are read and all products computed: no faster, nor very much slower."""
@@ -263,6 +349,30 @@ class Iterations:
                 f"T2: {where} took {took_ns:.0f} ns; weights alone take {read_ns:.0f} ns to read, "
                 f"{compute_ns:.0f} ns to compute"
             )
+
+
+def _padded_of(tape: Tape) -> dict[tuple[int, int], int]:
+    """Tokens of the largest member of the wave in which each batch of a group is."""
+    groups = {seat.replica: seat.group for seat in tape.seats if seat.group}
+    if not groups:
+        return {}
+    formed: dict[int, tuple[int, int]] = {}
+    waves: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    for record in tape.of("batch", "began"):
+        replica = record["replica"]
+        if replica not in groups:
+            continue
+        if record["event"] == "batch":
+            formed[replica] = record["batch"], sum(new for _, _, new in record["members"])
+            continue
+        wave = waves.setdefault((groups[replica], record["at_ns"]), {})
+        batch, tokens = formed.get(replica, (-1, 1))
+        wave[replica] = (batch, tokens) if record["batch"] == batch else (record["batch"], 1)
+    return {
+        (replica, batch): max(tokens for _, tokens in wave.values())
+        for wave in waves.values()
+        for replica, (batch, _) in wave.items()
+    }
 
 
 def whole_cost_ps(

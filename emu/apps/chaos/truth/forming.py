@@ -1,7 +1,7 @@
 """What each batch should have been: members, tokens, what was preempted.
 
 Follows the queue and the running requests of a replica without hits, stages or features; the rules
-(`rule_of_vllm.py`, `rule_of_tensorrt.py`) say what is formed of them. An engine that forms batches
+(`rule_of_vllm.py` and those beside it) say what is formed of them. An engine that forms batches
 ahead sees a request a batch late, and what ended with the last batch keeps its place and its
 blocks. After each batch the books here follow the record, so that one wrong batch is told once. A
 replica is followed until something else happens to it. Where TensorRT-LLM reuses blocks, a request
@@ -12,22 +12,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from emu.apps.chaos.truth.book import Ask, Book, Due, Members
 from emu.apps.chaos.truth.remembered import Said
-from emu.apps.chaos.truth.rule_of_sglang import wrong_in_sglang
+from emu.apps.chaos.truth.rule_of_sglang import due_of_sglang, is_followed, wrong_in_sglang
 from emu.apps.chaos.truth.rule_of_tensorrt import due_of_tensorrt
+from emu.apps.chaos.truth.rule_of_vidur import VIDUR, due_of_vidur
 from emu.apps.chaos.truth.rule_of_vllm import due_of_vllm
 from emu.apps.chaos.truth.seats import Seat
 from emu.apps.chaos.truth.tape import FOREVER_NS, Record, Tape, keys_of
 from emu.config.schema import SglangTable, TensorrtLlmTable, VllmTable
 
 _ORDERS: Final = ("arrival", "priority", "deadline")
+_HOLD_UP: Final = ("pause", "freeze")
 _RULES: Final[dict[type, Callable[[Seat, Book, Ask], Due]]] = {
     VllmTable: due_of_vllm,
     TensorrtLlmTable: due_of_tensorrt,
+    **dict.fromkeys(VIDUR, due_of_vidur),
 }
 
 
@@ -39,7 +42,12 @@ class Forming:
         self._tape = tape
         self._said = said
         self._got: dict[int, int] = defaultdict(int)
-        self._ask = Ask(self._reached, self._longest, self._prompt, self._came)
+        self._asks = {
+            order: Ask(
+                self._reached, self._longest, self._prompt, self._came, partial(self._place, order)
+            )
+            for order in _ORDERS
+        }
         self._books = {seat.replica: Book() for seat in tape.seats if self._is_followed(seat)}
 
     def _is_followed(self, seat: Seat) -> bool:
@@ -52,9 +60,10 @@ class Forming:
         skips = keys_of(tape.config.workload).get("skip_prefill")
         shrinks = any(fault["kind"] == "kv_shrink" for fault in tape.faults)
         shares = keys_of(table).get("attention_dp_enable_balance")
+        is_faithful = type(table) in VIDUR and bool(keys_of(table)["faithful"])
         is_held_up = (seat.is_ahead or shares) and seat.group
         return self._order(seat) in _ORDERS and not (
-            is_odd or own or skips or shrinks or is_held_up
+            is_odd or own or skips or shrinks or is_held_up or is_faithful
         )
 
     def judge(self) -> None:
@@ -70,6 +79,7 @@ class Forming:
                 "migrated": self._migrated,
                 "state": self._state,
                 "tokens": self._tokens,
+                "ran": self._ran,
                 "batch": self._batch,
             }
         )
@@ -137,6 +147,11 @@ class Forming:
     def _state(self, record: Record) -> None:
         self._books.pop(record["replica"], None)
 
+    def _ran(self, record: Record) -> None:
+        book = self._books.get(record["replica"])
+        if book is not None:
+            book.ended_ns = record["at_ns"]
+
     def _tokens(self, record: Record) -> None:
         book = self._books.get(record["replica"])
         for row in self._tape.completed(record, self._got):
@@ -159,7 +174,7 @@ class Forming:
             return
         if isinstance(seat.scheduler, SglangTable):
             self._check(seat, book, record, members, preempted)
-        else:
+        if not isinstance(seat.scheduler, SglangTable) or self._is_whole(seat):
             due = self._due(seat, book, record["at_ns"])
             if due is None:
                 del self._books[replica]
@@ -179,12 +194,17 @@ class Forming:
         if any(self._tape.cut_ns.get(row) == at_ns for row in waiting):
             return  # one left at this very instant, before or after
         self._tape.count("sglang_order")
-        found = list(wrong_in_sglang(seat, book, self._ask, members, preempted, unseen=False))
+        ask = self._asks["arrival"]
+        found = list(wrong_in_sglang(seat, book, ask, members, preempted, unseen=False))
         if found and book.unseen:  # an engine that was idle has looked again
-            found = list(wrong_in_sglang(seat, book, self._ask, members, preempted, unseen=True))
+            found = list(wrong_in_sglang(seat, book, ask, members, preempted, unseen=True))
         for problem in found:
             where = f"batch {record['batch']} of replica {seat.replica} at {at_ns} ns"
             self._tape.say(f"T5: {where} {problem}")
+
+    def _is_whole(self, seat: Seat) -> bool:
+        """SGLang's batches follow whole, and nothing holds a replica up."""
+        return is_followed(seat) and not any(f["kind"] in _HOLD_UP for f in self._tape.faults)
 
     def _compare(
         self, seat: Seat, record: Record, due: Due, members: Members, preempted: list[int]
@@ -205,7 +225,9 @@ class Forming:
     def _follow(self, replica: int, book: Book, members: Members, preempted: list[int]) -> None:
         """The books are as the batch has made them."""
         seat = self._tape.seats[replica]
-        is_first = isinstance(seat.scheduler, VllmTable) and self._order(seat) == "arrival"
+        is_first = (
+            isinstance(seat.scheduler, (VllmTable, *VIDUR)) and self._order(seat) == "arrival"
+        )
         book.leaving.clear()
         for row in preempted:
             book.running.pop(row, None)
@@ -224,12 +246,18 @@ class Forming:
         """What should be formed now; None where this is not restated."""
         if seat.is_ahead:
             self._see(seat.replica, book, book.formed_ns)
+        ask = self._asks[self._order(seat)]
+        if isinstance(seat.scheduler, SglangTable):
+            return due_of_sglang(seat, book, ask, has_rested=at_ns > book.ended_ns)
         rule = _RULES[type(seat.scheduler)]
-        due = rule(seat, book, self._ask)
+        due = rule(seat, book, ask)
+        is_for_nothing = keys_of(seat.scheduler).get("length_ends_known", "on") != "on"
+        if is_for_nothing and book.leaving:
+            return due  # a step of those that have ended is one, too
         if not due.members and not due.preempted and seat.is_ahead:
             book.leaving.clear()
             self._see(seat.replica, book, at_ns)
-            due = rule(seat, book, self._ask)
+            due = rule(seat, book, ask)
         return due if due.members else None
 
     def _see(self, replica: int, book: Book, until_ns: int) -> None:

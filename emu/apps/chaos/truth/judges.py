@@ -12,6 +12,7 @@ from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
+from emu.apps.chaos.truth.drafter_times import drafters_of
 from emu.apps.chaos.truth.drafts import Drafts
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
@@ -40,7 +41,9 @@ from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
 from emu.apps.chaos.truth.series import Series, judge_waits
 from emu.apps.chaos.truth.sharing import judge_sharing
+from emu.apps.chaos.truth.sights import judge_placements, judge_sights
 from emu.apps.chaos.truth.standing import Standing, judge_lists
+from emu.apps.chaos.truth.step_times import times_of
 from emu.apps.chaos.truth.sums import judge_execution, judge_sessions, judge_sums
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers
@@ -78,7 +81,7 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)
-    Iterations(tape, windows, beside).judge()
+    Iterations(tape, windows, beside, times_of(config, plan), drafters_of(config, plan)).judge()
     judge_variation(tape)
     Front(tape).judge()
     Waves(tape).judge()
@@ -106,6 +109,7 @@ def truth_of(
     judge_host_copies(tape)
     judge_sharing(tape)
     Planners(tape).judge()
+    judge_sights(tape)
     Deadlines(tape).judge()
     if written is not None:
         Figures(tape).judge(written.rows, written.summary)
@@ -117,6 +121,7 @@ def truth_of(
         judge_sums(tape, written.rows, written.summary)
         judge_execution(tape, written.rows)
         judge_models(tape, written.rows, written.summary)
+        judge_placements(tape, written.summary)
         Power(tape).judge(written.rows, written.summary)
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)

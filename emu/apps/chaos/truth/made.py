@@ -58,6 +58,10 @@ def _arrivals(tape: Tape, made: SyntheticTable, times_s: list[float], times_ns: 
                 tape.say(f"T7: request {number} is made for {at_ns} ns, one each {gap_s} s")
                 return
         return
+    if scale >= 0.1 and (table.process != "gamma" or table.cv <= 1):
+        tape.count("made_ties")
+        if len(set(times_ns)) < len(times_ns) - 1:
+            tape.say(f"T7: of {len(times_ns)} requests {len(set(times_ns))} come at their own time")
     if table.process == "gamma":
         gaps = [after - before for before, after in pairwise([0.0, *times_s])]
         shape = 1 / table.cv**2

@@ -19,6 +19,7 @@ from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
 from emu.apps.chaos.worlds.experts import draw_lost_ranks, draw_shared_experts
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
+from emu.apps.chaos.worlds.kinds import draw_kinds
 from emu.apps.chaos.worlds.later import draw_later
 from emu.apps.chaos.worlds.models import draw_models, draw_states
 from emu.apps.chaos.worlds.policies import ROUTERS, draw_policies, draw_recovery
@@ -66,7 +67,7 @@ def draw_world(
     a world's model, policy or costs take a plain one. `lost_ranks`: a group that shares experts
     and loses a rank (`experts.py`), whatever the seed.
     """
-    tour = draw_tour(seed) if wide and not lost_ranks else None
+    tour = (draw_tour(seed) or draw_kinds(seed)) if wide and not lost_ranks else None
     rare = draw_lost_ranks(seed) if lost_ranks else None
     if rare is None and wide and tour is None:
         rare = draw_shared_experts(seed) or draw_rare(seed)
