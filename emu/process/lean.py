@@ -1,4 +1,4 @@
-"""Imports of libraries without what they would load beside themselves and a run never uses.
+"""Imports of libraries without what they would load beside themselves and no run uses.
 
 with standing_in({"typing_extensions": None}):
     import msgspec
@@ -14,7 +14,7 @@ from types import ModuleType
 
 @contextmanager
 def standing_in(names: dict[str, ModuleType | None]) -> Iterator[None]:
-    """While this lasts, what is imported finds these in place of modules that nobody has loaded;
+    """While this lasts, what is imported finds these in place of modules that are not loaded yet;
     None: as if it were not installed."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
