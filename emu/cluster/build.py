@@ -227,6 +227,7 @@ def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
             hands_off=plan.role == "prefill",
             preemptions_max=config.limits.preemptions_per_request,
             forms_ahead=plan.schedules_ahead,
+            members=_members(shared.plan, plan),
         )
         latency = shared.backends.of(plan.latency_context(config))
         token = sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype))
@@ -234,6 +235,12 @@ def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
         of_token = plan.model.hidden * token
         shared.alike[kind] = Alike(latency, able, limits, plan.front_end, of_token)
     return shared.alike[kind]
+
+
+def _members(plan: Plan, replica: ReplicaPlan) -> int:
+    """Replicas of its group, or 1."""
+    name = replica.data_parallel_group
+    return sum(one.data_parallel_group == name for one in plan.replicas) if name else 1
 
 
 def build_intake(plan: Plan) -> Intake | None:
