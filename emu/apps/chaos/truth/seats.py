@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from emu.cluster.state_slots import keeps_tree
+
 if TYPE_CHECKING:
     from emu.cluster.plan import Plan, ReplicaPlan
 
@@ -147,7 +149,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             is_outside=kind == "outside",
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
-            is_hybrid=replica.kv_layout is not None,
+            is_hybrid=replica.kv_layout is not None or keeps_tree(replica.scheduler, replica.model),
             is_ahead=replica.schedules_ahead,
             is_offloaded=replica.placement is not None or replica.latency.attention_offload,
             token_flops=_token_flops(replica),
