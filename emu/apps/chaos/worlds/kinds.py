@@ -203,7 +203,7 @@ def _two_bursts(rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[i
 
 
 def _limits_of_vidur(rng: Rng, tables: Tables) -> Lines:
-    """Each of Vidur's schedulers in its turn, all of whose limits are met."""
+    """Each of Vidur's schedulers on a replica of its own, all of whose limits are met."""
     own: dict[type, Tables] = {
         VllmV0Table: {"max_tokens_in_batch": int(pick(rng, (150, 300)))},
         SarathiTable: {"chunk_size": int(pick(rng, (20, 64)))},
@@ -214,19 +214,22 @@ def _limits_of_vidur(rng: Rng, tables: Tables) -> Lines:
         OrcaTable: {"max_tokens": 192},
         FasterTransformerTable: {"max_tokens": 192},
     }
-    kind = (VllmV0Table, SarathiTable, LightLlmTable, VllmV0Table, OrcaTable)
-    chosen = (*kind, FasterTransformerTable)[int(tables["seed"]) // 48 % 6]
-    tables["replicas"][0]["count"] = 1
-    tables["scheduler"] = own[chosen] | {
-        "policy": tag_of(chosen),
-        "block_size": int(pick(rng, (4, 16))),
-        "num_blocks": int(rng.integers(60, 90)),
-        "batch_size_cap": int(pick(rng, (4, 16))),
-        "order": pick(rng, ("arrival", "arrival", "priority")),
-    }
-    if issubclass(chosen, PagedTable):
-        tables["scheduler"]["watermark_blocks_fraction"] = float(pick(rng, (0.0, 0.1)))
-    lines = _two_bursts(rng, int(rng.integers(12, 24)), (5, 120), (2, 60))
+    tables["nodes"][0]["count"] = 3
+    tables["router"] = {"policy": "round_robin"}
+    tables["scheduler"] = {"policy": tag_of(VllmV0Table)}
+    tables["replicas"] = []
+    for kind, keys in own.items():
+        limits = keys | {
+            "policy": tag_of(kind),
+            "block_size": int(pick(rng, (4, 16))),
+            "num_blocks": int(rng.integers(60, 90)),
+            "batch_size_cap": int(pick(rng, (4, 16))),
+            "order": pick(rng, ("arrival", "arrival", "priority")),
+        }
+        if issubclass(kind, PagedTable):
+            limits["watermark_blocks_fraction"] = float(pick(rng, (0.0, 0.1)))
+        tables["replicas"].append({"scheduler": limits})
+    lines = _two_bursts(rng, int(rng.integers(50, 80)), (5, 120), (2, 60))
     for line in lines:
         line["priority"] = int(rng.integers(3))
     return lines
