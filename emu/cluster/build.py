@@ -25,6 +25,7 @@ from emu.config.schema import FcfsTable, HpaTable
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
+from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import LatencyBackend
 from emu.latency.engine import EngineModel
 from emu.latency.front_end import Intake, OutputStream
@@ -87,6 +88,7 @@ class Alike(NamedTuple):
     """What replicas of a kind have in common."""
 
     latency: LatencyBackend
+    able: Abilities
     limits: Callable[..., ReplicaLimits]
     """Of one of them, by its id and whether it leaps."""
     front_end: EngineModel | None
@@ -181,6 +183,7 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
         machine=plan.machine,
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
+        able=alike.able,
     )
     replica.relaying.board = pool.relay
     replica.relaying.peers = pool.replicas
@@ -228,7 +231,9 @@ def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
         )
         latency = shared.backends.of(plan.latency_context(config))
         token = sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype))
-        shared.alike[kind] = Alike(latency, limits, plan.front_end, plan.model.hidden * token)
+        able = abilities_of(latency)
+        of_token = plan.model.hidden * token
+        shared.alike[kind] = Alike(latency, able, limits, plan.front_end, of_token)
     return shared.alike[kind]
 
 

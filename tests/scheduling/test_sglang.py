@@ -56,6 +56,23 @@ def test_a_request_must_leave_something_of_the_pool() -> None:
     assert forming.cut is waiting[1]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "page", "prompt", "output", "result", "left"),
+    [
+        (501, 1, 300, 200, CONTINUE, 1),
+        (500, 1, 300, 200, NO_TOKEN, 500),
+        (512, 16, 309, 190, CONTINUE, 2),
+        (512, 16, 309, 192, NO_TOKEN, 0),  # it is taken; its pages are more than its tokens
+    ],
+)
+def test_another_is_tried_while_a_token_is_left(
+    tokens: int, page: int, prompt: int, output: int, result: int, left: int
+) -> None:
+    forming = admission(TreePool(tokens // page, page))
+    assert forming.add(request(0, range(prompt), output)) == result
+    assert forming.total_left == left
+
+
 @pytest.mark.parametrize(("ratio", "result"), [(0.7, NO_TOKEN), (0.4, NO_TOKEN), (0.098, CONTINUE)])
 def test_a_falling_ratio_lets_a_request_in(ratio: float, result: int) -> None:
     pool = TreePool(4000, 1)

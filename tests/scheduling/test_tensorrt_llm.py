@@ -185,6 +185,19 @@ def test_the_request_that_came_last_is_paused() -> None:
     assert of.blocks_used == 5 + 3
 
 
+def test_one_that_gives_way_leaves_its_own_blocks_and_no_more() -> None:
+    """Of six blocks the last one has two. It gives way to five, and one block is left: too few for
+    the next, whose prompt takes two."""
+    keys = {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_block_reuse": False}
+    of = scheduler(6, block=4, **keys)
+    of.enqueue(request(5, 8, 8), 0)
+    assert step(of, 0) == {5: 8}
+    of.enqueue(request(0, 20, 2), 10)
+    of.enqueue(request(1, 8, 8), 10)
+    assert step(of, 10) == {0: 20}
+    assert (of.waiting_count, of.blocks_used) == (2, 5)
+
+
 def test_a_static_batch_waits_for_the_end_of_the_last() -> None:
     of = scheduler(100, capacity_scheduler_policy="STATIC_BATCH")
     found = steps(of, [request(0, 10, 2), request(1, 10, 4)])

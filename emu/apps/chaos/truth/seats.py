@@ -81,6 +81,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its data-parallel group, or none."""
     experts: Experts | None
     """What it shares with its group."""
+    hidden: int
+    """Width of its model."""
     placement_ns: int
     """Between two placements of its group's experts; 0 = they stay."""
     served: str
@@ -138,6 +140,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
+            hidden=replica.model.hidden,
             placement_ns=0 if replica.experts is None else round(1e9 * replica.experts.interval_s),
             served=replica.served,
             is_plain=kind == "plain",
