@@ -9,7 +9,6 @@ try:
     from emu.entry import main
     from emu.process.exits import leave
 
-    gc.enable()
     status = main()
 except KeyboardInterrupt:  # interrupted before anything has begun
     print("interrupted", file=sys.stderr, flush=True)

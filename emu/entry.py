@@ -10,6 +10,7 @@ from types import ModuleType
 
 from emu.process import compiled
 from emu.process.exits import guarded
+from emu.process.lean import module_of, standing_in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,11 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(notice, file=sys.stderr, flush=True)
 
     def run() -> object:
+        gc.disable()  # importing makes many objects and no garbage
         from emu.cli import call, is_run
 
         if is_run(tokens):
-            gc.disable()  # one run, then the process ends: nothing is ever worth collecting
-            load_msgspec()
+            load_msgspec()  # one run, then the process ends: nothing is ever worth collecting
+        else:
+            gc.enable()
         return call(tokens)
 
     return guarded(run)
@@ -39,13 +42,6 @@ def load_msgspec() -> None:
     """
     stand_ins: dict[str, ModuleType | None] = {"typing_extensions": None}  # as if not installed
     if os.name == "posix":
-        system = stand_ins["platform"] = ModuleType("platform")
-        system.__dict__["system"] = lambda: os.uname().sysname
-    absent = [name for name in stand_ins if name not in sys.modules]
-    for name in absent:
-        sys.modules[name] = stand_ins[name]  # type: ignore[assignment]
-    try:
+        stand_ins["platform"] = module_of("platform", {"system": lambda: os.uname().sysname})
+    with standing_in(stand_ins):
         import msgspec  # noqa: F401
-    finally:
-        for name in absent:
-            del sys.modules[name]

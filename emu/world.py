@@ -394,7 +394,8 @@ def _stepped_kernel(plan: Plan) -> SteppedKernel:
 
 def asks_outside(plan: Plan) -> bool:
     """Some replica may ask another process what its iterations cost."""
-    return any(_is_outside(replica.latency) for replica in plan.replicas)
+    of_groups = {replica.group: replica.latency for replica in plan.replicas}
+    return any(map(_is_outside, of_groups.values()))
 
 
 def _is_outside(table: LatencyTable) -> bool:

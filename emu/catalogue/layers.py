@@ -145,9 +145,9 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Type of the recurrent state; empty = as the activations."""
     matrix_params: int
     """Parameters of the projections."""
-    inputs: tuple[int, ...] = ()
-    """Widths of the products of a layer's input, as the published code has them; empty = all
-    projections are one product."""
+    inputs: tuple[tuple[int, ...], ...] = ()
+    """Widths of the products of a layer's input, as the published code has them, in groups that
+    most engines make one product of; empty = all projections are one."""
     output_width: int = 0
     """Channels that the product of the output takes, beside `inputs`."""
     other_params: int

@@ -72,9 +72,9 @@ def _gated_delta(read: ConfigReader) -> StateSpace:
         state_dtype=str(read.get("mamba_ssm_dtype", "")),
         # In: queries, keys, values, output gate, and two gates for each value head. Out: values.
         matrix_params=hidden * (2 * keys + 2 * values + 2 * value_heads) + values * hidden,
-        inputs=(channels, values, value_heads, value_heads)
+        inputs=((channels, values), (value_heads, value_heads))
         if is_split
-        else (channels + values, 2 * value_heads),
+        else ((channels + values,), (2 * value_heads,)),
         output_width=values,
         other_params=channels * kernel + 2 * value_heads + value_dim,
         flops_per_token=7 * state,

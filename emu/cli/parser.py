@@ -7,7 +7,6 @@ Nothing heavy is loaded: a plain run takes this way, too.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,16 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from emu.config.suggestions import did_you_mean
 from emu.options.declare import REQUIRED, Field, Options, fields_of
+from emu.process.lean import module_of, standing_in
+
+
+def _counted(one: str, many: str, count: int) -> str:
+    return one if count == 1 else many
+
+
+# Its words are not translated, as those of emu are not: that is half of its import.
+with standing_in({"gettext": module_of("gettext", {"gettext": str, "ngettext": _counted})}):
+    import argparse
 
 _HELP_COLUMN: Final = 28
 _WIDTH: Final = 96

@@ -25,6 +25,7 @@ from emu.config.schema import FcfsTable, HpaTable
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
+from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import LatencyBackend
 from emu.latency.engine import EngineModel
 from emu.latency.front_end import Intake, OutputStream
@@ -87,6 +88,7 @@ class Alike(NamedTuple):
     """What replicas of a kind have in common."""
 
     latency: LatencyBackend
+    able: Abilities
     limits: Callable[..., ReplicaLimits]
     """Of one of them, by its id and whether it leaps."""
     front_end: EngineModel | None
@@ -181,6 +183,7 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
         machine=plan.machine,
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
+        able=alike.able,
     )
     replica.relaying.board = pool.relay
     replica.relaying.peers = pool.replicas
@@ -224,11 +227,20 @@ def _alike(shared: Shared, plan: ReplicaPlan) -> Alike:
             hands_off=plan.role == "prefill",
             preemptions_max=config.limits.preemptions_per_request,
             forms_ahead=plan.schedules_ahead,
+            members=_members(shared.plan, plan),
         )
         latency = shared.backends.of(plan.latency_context(config))
         token = sizes.weight_bytes(1, sizes.activation_dtype(plan.model, plan.dtype))
-        shared.alike[kind] = Alike(latency, limits, plan.front_end, plan.model.hidden * token)
+        able = abilities_of(latency)
+        of_token = plan.model.hidden * token
+        shared.alike[kind] = Alike(latency, able, limits, plan.front_end, of_token)
     return shared.alike[kind]
+
+
+def _members(plan: Plan, replica: ReplicaPlan) -> int:
+    """Replicas of its group, or 1."""
+    name = replica.data_parallel_group
+    return sum(one.data_parallel_group == name for one in plan.replicas) if name else 1
 
 
 def build_intake(plan: Plan) -> Intake | None:

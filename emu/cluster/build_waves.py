@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of
-from emu.config.schema import Config, ProfileTable, TensorrtLlmTable
+from emu.config.schema import Config, ProfileTable, SglangTable, TensorrtLlmTable
 from emu.replica.replica import Replica
 from emu.units import s_to_ns
 
@@ -39,6 +40,8 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
         for member in members:
             wave.join(replicas[member.replica_id])
         _share_contexts(first, wave, [replicas[member.replica_id] for member in members])
+        if isinstance(first.scheduler, SglangTable):
+            _follow_waves(wave, [replicas[member.replica_id] for member in members])
     return waves
 
 
@@ -58,6 +61,15 @@ def _share_contexts(first: ReplicaPlan, wave: WaveGroup, members: Sequence[Repli
     for member in members:
         assert isinstance(member.scheduler, TensorrtLlmScheduler)
         member.scheduler.share_contexts(balance)
+
+
+def _follow_waves(wave: WaveGroup, members: Sequence[Replica]) -> None:
+    """SGLang's ranks poll for their requests whenever one of them has a batch."""
+    from emu.scheduling.sglang.scheduler import SglangScheduler
+
+    for member in members:
+        assert isinstance(member.scheduler, SglangScheduler)
+        member.scheduler.follow(partial(wave.wants, member.replica_id))
 
 
 def _rebalance(first: ReplicaPlan, config: Config) -> Rebalance | None:

@@ -17,7 +17,14 @@ from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.cluster.state_slots import has_states, obstacle, state_slots, with_states_of
+from emu.cluster.state_slots import (
+    has_states,
+    keeps_tree,
+    obstacle,
+    state_slots,
+    with_states_of,
+    with_tree_of,
+)
 from emu.config.features import is_widened
 from emu.config.kinds import engine_with, overridden
 from emu.config.schema import (
@@ -113,6 +120,8 @@ def read_group(config: Config, index: int, source: str) -> ReplicaGroup:
     key, problem = obstacle(model, scheduler, table.role)
     if problem:
         raise InputError(source, None, key, problem)
+    scheduler = with_tree_of(scheduler, model)
+    group = msgspec.structs.replace(group, scheduler=scheduler)
     if not (is_widened(config) or is_widened(scheduler)):
         return msgspec.structs.replace(
             group, layout=_layout_of(group)
@@ -241,18 +250,22 @@ def _beside_states(
     """The plan with what is set aside for states, and the limit on requests that follows."""
     model, place = group.model, group.place
     memory = engine_plan(model, gib, demand, place)
+    more_tokens = sum(one.more_tokens(scheduler) for one in group.features)
+    if more_tokens and keeps_tree(scheduler, model):
+        problem = f"SGLang caches no states of {model.name} beside drafts: set it to true"
+        raise InputError(group.source, None, "scheduler.disable_radix_cache", problem)
     slots = state_slots(
         scheduler,
         group.scheduler,
         model,
         dtype=demand.dtype,
         tp=demand.tp,
-        drafts=sum(one.more_tokens(scheduler) for one in group.features),
+        drafts=more_tokens,
         free_bytes=memory.kv_bytes_rank,
     )
     if slots is None:
         return scheduler, memory
-    if not 0 < slots.size_bytes < memory.kv_bytes_rank:
+    if not slots.requests or slots.size_bytes >= memory.kv_bytes_rank:
         problem = (
             f"states of {slots.requests} requests of {model.name} take "
             f"{slots.size_bytes / GIB:.1f} GiB of {memory.kv_bytes_rank / GIB:.1f} GiB that are "
@@ -261,7 +274,9 @@ def _beside_states(
         raise InputError(place, None, "states", problem)
     demand = msgspec.structs.replace(demand, slot_bytes=demand.slot_bytes + slots.size_bytes)
     if isinstance(scheduler, SglangTable):
-        scheduler = msgspec.structs.replace(scheduler, max_running_requests=slots.requests)
+        scheduler = msgspec.structs.replace(
+            scheduler, max_running_requests=slots.requests, max_mamba_cache_size=slots.states
+        )
     return scheduler, engine_plan(model, gib, demand, place)
 
 

@@ -6,12 +6,14 @@ that keep KV. A request holds its slot as long as it runs, so slots are a limit 
 nothing else follows: no slot is ever waited for that a place in the batch does not stand for.
 
 SGLang (`model_runner_kv_cache_mixin.py`, 0.5.9): as many slots as `max_running_requests`, or the
-states take `mamba_full_memory_ratio` of what KV takes. TensorRT-LLM (`MambaHybridCacheManager`,
-1.2): `max_batch_size`, and one for the requests that fill up a captured batch. With drafts both
-keep a state for each token of a step, for as many requests as run.
+states take `mamba_full_memory_ratio` of what KV takes. With its prefix cache
+(`mamba_radix_cache.py`, without buffer: `mamba_scheduler_strategy` auto) it is always the latter; a
+third of them may run, pages have one token and batches do not overlap. TensorRT-LLM
+(`MambaHybridCacheManager`, 1.2): `max_batch_size`, and one for the requests that fill up a captured
+batch. With drafts both keep a state for each token of a step, for as many requests as run.
 
-Neither is modeled with a prefix cache: TensorRT-LLM's manager refuses to have one, SGLang keeps
-states at nodes of a tree of its own (`MambaRadixCache`).
+TensorRT-LLM's manager refuses to have a prefix cache. SGLang has none beside drafts, on decode
+servers, and for Kimi-Linear (`_handle_mamba_radix_cache`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, SglangTable, TensorrtLlmTable, VllmTable
 
+STATES_OF_REQUEST: Final = 3
+"""Of a request that runs beside a tree of states, as SGLang counts (`MAMBA_CACHE_SIZE_MAX_...`)."""
 _TENSORRT_LLM_SPARE: Final = 1
 """The slot of requests that only fill up a captured batch."""
 _HAVE: Final[Mapping[type[SchedulerTable], frozenset[str]]] = MappingProxyType(
@@ -50,6 +54,8 @@ class StateSlots(NamedTuple):
     requests: int
     """That may run."""
     size_bytes: int
+    states: int
+    """Of requests and of a prefix cache."""
 
 
 def has_states(model: ModelSpec) -> bool:
@@ -73,15 +79,44 @@ def obstacle(model: ModelSpec, scheduler: SchedulerTable, role: str) -> tuple[st
         return "model", f"{told}: it needs policy vllm, sglang or tensorrt-llm"
     if model.model_type.removesuffix("_text").removesuffix("_moe") not in known:
         return "model", f"{told}, which {scheduler.policy} does not keep for its type"
+    if isinstance(scheduler, SglangTable):
+        return _obstacle_to_tree(model, scheduler, role, told)
     if role != "colocated":
-        return "model", f"{told}, which policy vllm alone hands over: in others they wait for slots"
+        return "model", f"{told}, which policies vllm and sglang alone hand over"
     if scheduler.caches_prefixes:
-        if isinstance(scheduler, SglangTable):
-            problem = f"{told}; a tree of them (MambaRadixCache) is not modeled: set it to true"
-            return "scheduler.disable_radix_cache", problem
         problem = f"{told}, beside which {scheduler.policy} reuses no blocks: set it to false"
         return "scheduler.enable_block_reuse", problem
     return "", ""
+
+
+def _obstacle_to_tree(
+    model: ModelSpec, scheduler: SglangTable, role: str, told: str
+) -> tuple[str, str]:
+    """(key, why) SGLang has no prefix cache of states; empty if it has, or none is wanted."""
+    if not scheduler.caches_prefixes:
+        return "", ""
+    wanted = "scheduler.disable_radix_cache"
+    if role == "decode":
+        return wanted, f"{told}: a decode server of SGLang has no prefix cache: set it to true"
+    if model.model_type == "kimi_linear":
+        return wanted, f"{told}, of which SGLang caches none for its type: set it to true"
+    if scheduler.page_size not in (0, 1):
+        return "scheduler.page_size", f"{told}: its tree of them has pages of one token"
+    if scheduler.radix_eviction_policy != "lru":
+        return "scheduler.radix_eviction_policy", f"{told}: its tree of them has one order, lru"
+    return "", ""
+
+
+def keeps_tree(scheduler: SchedulerTable, model: ModelSpec) -> bool:
+    """States stand in the prefix cache, too."""
+    return isinstance(scheduler, SglangTable) and scheduler.caches_prefixes and has_states(model)
+
+
+def with_tree_of(scheduler: SchedulerTable, model: ModelSpec) -> SchedulerTable:
+    """The scheduler beside a tree of states: SGLang's has pages of a token, and no overlap."""
+    if not (isinstance(scheduler, SglangTable) and keeps_tree(scheduler, model)):
+        return scheduler
+    return msgspec.structs.replace(scheduler, page_size=1, disable_overlap_schedule=True)
 
 
 def _said(scheduler: SchedulerTable) -> str:
@@ -137,11 +172,13 @@ def state_slots(
     # Tokens of a step are verified against states of their own.
     beside = (1 + drafts) * most * each if drafts else 0
     if isinstance(scheduler, SglangTable):
-        count = scheduler.max_mamba_cache_size
-        if not count and isinstance(given, SglangTable) and given.max_running_requests:
-            count = given.max_running_requests
+        count, has_tree = scheduler.max_mamba_cache_size, scheduler.caches_prefixes
+        known = given.max_running_requests if isinstance(given, SglangTable) else 0
+        if not count and not has_tree:
+            count = known
         if not count:
             ratio = scheduler.mamba_full_memory_ratio
             count = int((free_bytes - beside) * ratio / (1 + ratio)) // each
-        return StateSlots(min(most, count), count * each + beside)
-    return StateSlots(most, (most + _TENSORRT_LLM_SPARE) * each + beside)
+        running = count // STATES_OF_REQUEST if has_tree else count
+        return StateSlots(min(most, running), count * each + beside, count)
+    return StateSlots(most, (most + _TENSORRT_LLM_SPARE) * each + beside, most)

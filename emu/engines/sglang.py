@@ -241,11 +241,15 @@ _V0_5_9: Final = EngineModel(
 )
 
 
-def _engine(version: str, *, prompt_graphs: bool = False) -> Engine:
+def _engine(version: str, *, is_later: bool = False) -> Engine:
+    """`is_later`: after 0.5.9, when prompts are captured and projections of states joined."""
     return Engine(
         name="sglang",
         model=msgspec.structs.replace(
-            _V0_5_9, name=f"sglang-{version}", prompt_graphs=prompt_graphs
+            _V0_5_9,
+            name=f"sglang-{version}",
+            prompt_graphs=is_later,
+            joins_projections=is_later,
         ),
         memory=sglang_memory,
         kernels=sglang_kernels,
@@ -258,7 +262,7 @@ SGLANG: Final = (
     _engine("0.5.3"),
     _engine("0.5.6"),
     _engine("0.5.9"),
-    _engine("0.5.14", prompt_graphs=True),
-    _engine("0.5.23", prompt_graphs=True),
+    _engine("0.5.14", is_later=True),
+    _engine("0.5.23", is_later=True),
 )
 """By version, the oldest first."""

@@ -11,6 +11,13 @@ By page (`by_page`, TensorRT-LLM's blocks): leaves are evicted page by page from
 that a content has begun is kept too, as a leaf of its own (`add_tail`), and a content that goes on
 with the first tokens of a page below a node finds how many they are (`part`).
 
+With states (`keeps_states`, SGLang's `MambaRadixCache`): a node may have the state of its last
+token, and is found as far as one stands (`match`); what lies behind is neither used nor held. A
+leaf always has one. States are evicted from any node that nothing holds, the one used longest ago
+first: an inner node goes on without, a leaf goes as a whole, and so do nodes above it that are left
+without state and child. A node that is cut keeps its state at its end. Holding a node holds the KV
+of all above it, but no other state.
+
 What a request's tokens are is a `Content`: token ids, or the hashes of long blocks of a trace, and
 behind them tokens that only the request itself has. A node refers to the content that it was made
 of, so that its length costs nothing.
@@ -137,12 +144,17 @@ class Node:
     """Tokens on the path up to the last one that is there: less than `end` in a tail."""
     heads: dict[Head, dict[Key, Node]]
     """Children by the first unit of their first page (`by_page`)."""
+    has_state: bool
+    """The state of its last token stands here (`keeps_states`)."""
+    state_locks: int
+    """Holders of it."""
 
     __slots__ = (
         "children",
         "content",
         "end",
         "filled",
+        "has_state",
         "heads",
         "is_listed",
         "locks",
@@ -150,6 +162,7 @@ class Node:
         "parent",
         "priority",
         "start",
+        "state_locks",
         "used",
     )
 
@@ -169,6 +182,8 @@ class Node:
         self.is_listed = False
         self.filled = end
         self.heads = {}
+        self.has_state = False
+        self.state_locks = 0
 
 
 _NO_NODES: Final[dict[Key, Node]] = {}
@@ -183,12 +198,21 @@ def _tail_key(leaf: Node) -> Key:
 class PrefixTree:
     """Cached prefixes, in tokens."""
 
-    def __init__(self, page_tokens: int = 1, policy: str = "lru", *, by_page: bool = False) -> None:
+    def __init__(
+        self,
+        page_tokens: int = 1,
+        policy: str = "lru",
+        *,
+        by_page: bool = False,
+        keeps_states: bool = False,
+    ) -> None:
         """`by_page`: leaves are evicted page by page, and pages are found in part."""
         assert policy in POLICIES
+        assert policy == "lru" or not keeps_states
         self.page_tokens = page_tokens
         self.policy = policy
         self.by_page = by_page
+        self.keeps_states = keeps_states
         self.clear()
 
     def clear(self) -> None:
@@ -204,11 +228,17 @@ class PrefixTree:
         """Tokens that are held."""
         self._leaves: list[tuple[int, int, int, Node]] = []
         """A heap of leaves that are not held: when each goes, as known when it was put in."""
+        self.states = 0
+        """Nodes with a state."""
+        self._stated: list[tuple[int, int, int, Node]] = []
+        """A heap of nodes whose state is not held, or was not when they were put in."""
 
     # Finding.
     def match(self, content: Content, tokens: int) -> Node:
         """The node where the longest cached prefix of the first `tokens` ends; they are used."""
         length = tokens - tokens % self.page_tokens
+        if self.keeps_states:
+            return self._match_state(content, length)
         node, at = self.root, 0
         now = self._tick()
         while at < length:
@@ -222,10 +252,31 @@ class PrefixTree:
             node, at = child, end
         return node
 
+    def _match_state(self, content: Content, length: int) -> Node:
+        """The last node on the way that has a state; it and those above it are used."""
+        node = best = self.root
+        while node.end < length:
+            child = node.children.get(content.key(node.end, self.page_tokens))
+            if child is None:
+                break
+            end = child.start + self._common(child, content, length)
+            if end < child.end:
+                self._cut(child, end)
+                child.used = self._tick()  # both parts of what is cut are
+                break
+            node = child
+            if node.has_state:
+                best = node
+        now, used = self._tick(), best
+        while used.parent is not None:
+            used.used = now
+            used = used.parent
+        return best
+
     def peek(self, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix; nothing is used or cut."""
         length = tokens - tokens % self.page_tokens
-        node, at = self.root, 0
+        node, at, stated = self.root, 0, 0
         while at < length:
             child = node.children.get(content.key(at, self.page_tokens))
             if child is None:
@@ -234,7 +285,9 @@ class PrefixTree:
             if at < child.end:
                 break
             node = child
-        return at
+            if node.has_state:
+                stated = at
+        return stated if self.keeps_states else at
 
     def part(self, node: Node, content: Content, tokens: int) -> tuple[int, Node | None]:
         """The tokens of the page behind a node that some child begins with, up to `tokens` on the
@@ -251,6 +304,21 @@ class PrefixTree:
     # Adding.
     def insert(self, content: Content, tokens: int, priority: int = 0) -> int:
         """Cache the first `tokens`, whole pages; how many of them were there already."""
+        return self._insert(content, tokens, priority)[0]
+
+    def insert_state(self, content: Content, tokens: int, priority: int = 0) -> tuple[int, bool]:
+        """The same with the state of the last of them: how many were there, whether it is kept
+        (one that stands there already is)."""
+        had, node = self._insert(content, tokens, priority)
+        if node.has_state or node is self.root:
+            return had, False
+        node.has_state = True
+        self.states += 1
+        self._list_state(node)
+        return had, True
+
+    def _insert(self, content: Content, tokens: int, priority: int) -> tuple[int, Node]:
+        """How many were there, and where they end."""
         length = tokens - tokens % self.page_tokens
         node, at = self.root, 0
         now = self._tick()
@@ -269,7 +337,8 @@ class PrefixTree:
             self._hang(node, content.key(at, self.page_tokens), leaf)
             self.evictable += length - at
             self._list(leaf)
-        return at
+            node = leaf
+        return at, node
 
     def add_tail(self, node: Node, content: Content, tokens: int) -> bool:
         """Keep the page that a content has begun behind a node, up to `tokens` of its tokens.
@@ -291,6 +360,8 @@ class PrefixTree:
     # Holding.
     def lock(self, node: Node) -> None:
         """Hold a node and all above it."""
+        if node.has_state:
+            node.state_locks += 1
         while node.parent is not None:
             if not node.locks:
                 self.evictable -= node.end - node.start
@@ -300,6 +371,10 @@ class PrefixTree:
 
     def unlock(self, node: Node) -> None:
         """Let go of a node and all above it."""
+        if node.state_locks:
+            node.state_locks -= 1
+            if not node.state_locks:
+                self._list_state(node)
         while node.parent is not None:
             node.locks -= 1
             assert node.locks >= 0
@@ -325,7 +400,8 @@ class PrefixTree:
         while gone < tokens and leaves:
             first, second, _, leaf = heappop(leaves)
             leaf.is_listed = False
-            if leaf.locks or leaf.children or leaf.parent is None:
+            parent = leaf.parent
+            if leaf.locks or leaf.children or parent is None:
                 continue  # it is listed again when that has changed
             if (first, second) != self._rank(leaf):
                 self._list(leaf)
@@ -340,6 +416,38 @@ class PrefixTree:
                 return gone + size - kept
             gone += size
             self.drop(leaf)
+            if self.keeps_states:
+                gone += self._drop_bare(parent)
+        return gone
+
+    def evict_states(self, count: int) -> int:
+        """Drop states that are not held until so many have gone; how many have."""
+        gone = 0
+        while gone < count and self._stated:
+            used, _, _, node = heappop(self._stated)
+            if node.parent is None or not node.has_state or node.state_locks:
+                continue  # it is listed again when nothing holds it
+            if used != node.used:
+                self._list_state(node)
+                continue
+            gone += 1
+            if node.children:
+                node.has_state = False
+                self.states -= 1
+            else:
+                above = node.parent
+                self.drop(node)
+                self._drop_bare(above)
+        return gone
+
+    def _drop_bare(self, node: Node) -> int:
+        """Drop a node that has become a leaf without state, and those above that do; tokens."""
+        gone = 0
+        while node.parent is not None and not (node.children or node.has_state or node.locks):
+            above = node.parent
+            gone += node.end - node.start
+            self.drop(node)
+            node = above
         return gone
 
     def drop(self, leaf: Node) -> None:
@@ -351,6 +459,9 @@ class PrefixTree:
         self.evictable -= leaf.end - leaf.start
         self._unhang(parent, leaf)
         leaf.parent = None
+        if leaf.has_state:
+            leaf.has_state = False
+            self.states -= 1
         if not parent.children and not parent.locks:
             self._list(parent)
 
@@ -418,6 +529,11 @@ class PrefixTree:
         first, second = self._rank(leaf)
         heappush(self._leaves, (first, second, self._serial, leaf))
 
+    def _list_state(self, node: Node) -> None:
+        """Its state may be evicted; of nodes used at once the nearest to the root goes first."""
+        self._serial += 1
+        heappush(self._stated, (node.used, node.end, self._serial, node))
+
     # Seeing.
     def nodes(self) -> list[Node]:
         """All nodes but the root, parents first."""
@@ -448,6 +564,12 @@ class PrefixTree:
                 found.append("a node is held more often than its parent")
             if not node.locks and not node.children and not node.is_listed:
                 found.append("a leaf that is not held cannot be evicted")
+            if self.keeps_states and not (node.children or node.has_state):
+                found.append("a leaf has no state")
+            if node.state_locks > node.locks or (node.state_locks and not node.has_state):
+                found.append("a state is held that is not there")
+        if sum(node.has_state for node in self.nodes()) != self.states:
+            found.append(f"{self.states} states do not add up")
         if (held, idle) != (self.locked, self.evictable):
             found.append(f"{self.locked} tokens held, {self.evictable} not: {held}, {idle}")
         return found

@@ -13,6 +13,11 @@ request's own copy, which is freed. A request that is retracted caches nothing.
 By page (TensorRT-LLM's blocks): what lacks is evicted and no more, as soon as it is taken
 (`keep_room`); the page that a request has begun is cached too when it leaves; and a request that
 goes on inside a page copies it (`take_part`).
+
+With states (`states_total`, SGLang's `MambaRadixCache` without buffer): a request has a state of
+its own from the moment on in which a prefix is found for it or it joins a batch; what is cached of
+a request that goes on is a copy, what is cached of one that leaves is its own. A batch wants three
+states free for each of its requests (`make_state_room`); those of the tree are evicted for them.
 """
 
 from __future__ import annotations
@@ -59,12 +64,16 @@ class TreePool(CountingPool):
         caches: bool = True,
         eviction: str = "lru",
         by_page: bool = False,
+        states_total: int = 0,
     ) -> None:
         """`caches` False: a page is free as soon as no request has it. `by_page`: pages are evicted
-        one by one, and found in part."""
+        one by one, and found in part. `states_total`: of layers with states; 0 = none are kept."""
         super().__init__(blocks_total, block_size)
         self.caches = caches
-        self.tree = PrefixTree(block_size, eviction, by_page=by_page)
+        self.states_total = states_total
+        self.tree = PrefixTree(block_size, eviction, by_page=by_page, keeps_states=states_total > 0)
+        self._stateful: dict[int, bool] = {}
+        """Requests that have a state of their own."""
 
     @property
     def evictable_blocks(self) -> int:
@@ -103,6 +112,35 @@ class TreePool(CountingPool):
             self.tree.drop(child)  # it is free now, and one of those that the request takes
             return matched
         return matched if copies else 0
+
+    # States.
+    @property
+    def states_free(self) -> int:
+        """Neither a request's nor the tree's."""
+        return self.states_total - len(self._stateful) - self.tree.states
+
+    def make_state_room(self, count: int) -> None:
+        """So many states are about to be taken: evict what is lacking."""
+        if self.states_total and self.states_free < count:
+            self.tree.evict_states(count - self.states_free)
+
+    def take_state(self, request: Request, node: Node) -> None:
+        """The request gets a state of its own, a copy of that of a node, if it has none.
+
+        Where none can be had it waits without one (SGLang would stop there).
+        """
+        if not self.states_total or request.request_id in self._stateful:
+            return
+        if self.states_free < 1:
+            self.lock(node)
+            self.tree.evict_states(1)
+            self.unlock(node)
+        if self.states_free > 0:
+            self._stateful[request.request_id] = True
+
+    def drop_state(self, request: Request) -> None:
+        """The request has no state of its own any more."""
+        self._stateful.pop(request.request_id, None)
 
     # Holding.
     def lock(self, node: Node) -> None:
@@ -143,7 +181,13 @@ class TreePool(CountingPool):
             return
         tree, size = self.tree, self.block_size
         before = tree.evictable
-        had = tree.insert(place.content, tokens, place.priority)
+        if not self.states_total:
+            had = tree.insert(place.content, tokens, place.priority)
+        else:
+            self.make_state_room(1)
+            if self.states_free < 1:
+                return
+            had, _ = tree.insert_state(place.content, tokens, place.priority)
         node = tree.match(place.content, tokens)
         assert node.end == tokens - tokens % size
         twice = had - place.tokens
@@ -165,10 +209,11 @@ class TreePool(CountingPool):
         blocks = request.kv_blocks
         request.kv_blocks = 0
         request.held = None
-        self._give_back(blocks, place, tokens)
+        self._give_back(request.request_id, blocks, place, tokens)
 
-    def _give_back(self, blocks: int, place: Place | None, tokens: int) -> None:
+    def _give_back(self, request_id: int, blocks: int, place: Place | None, tokens: int) -> None:
         """Pages of a request that has gone, of which the first `tokens` tokens are cached."""
+        has_state = self._stateful.pop(request_id, False)
         if place is None:
             self.blocks_free += blocks
         else:
@@ -176,8 +221,13 @@ class TreePool(CountingPool):
             before = tree.evictable
             own = blocks - place.tokens // size
             assert own >= 0
+            if self.states_total and not has_state:
+                tokens = 0
             if self.caches and tokens:
-                had = tree.insert(place.content, tokens, place.priority)
+                if self.states_total:  # its own becomes the tree's
+                    had, _ = tree.insert_state(place.content, tokens, place.priority)
+                else:
+                    had = tree.insert(place.content, tokens, place.priority)
                 own -= max(0, tokens // size - had // size)
                 if tree.by_page and tokens % size:
                     node = tree.match(place.content, tokens)
@@ -203,12 +253,13 @@ class TreePool(CountingPool):
 
     def put_back_held(self, request_id: int, count: int, held: Any) -> None:
         """Return the pages of a request that left with its KV."""
-        self._give_back(count, held, 0)
+        self._give_back(request_id, count, held, 0)
 
     def clear(self) -> None:
         """Forget everything; all pages are free."""
         super().clear()
         self.tree.clear()
+        self._stateful.clear()
 
     # Seeing.
     def recount(self, holders: Sequence[tuple[int, Any]]) -> list[str]:
@@ -227,6 +278,8 @@ class TreePool(CountingPool):
         used = own + tree.locked // size
         if self.blocks_free != self.blocks_total - used:
             problems.append(f"{self.blocks_free} of {self.blocks_total} pages free, {used} used")
+        if self.states_total and self.states_free < 0:
+            problems.append(f"{-self.states_free} states more than there are")
         if self.blocks_free < self.evictable_blocks:
             problems.append(f"{self.blocks_free} pages free, {self.evictable_blocks} are cached")
         return problems

@@ -93,6 +93,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eager_state_ns: int = 0
     """More for a layer with a state: its convolution, gates, norms, and a scan in chunks of half a
     dozen kernels."""
+    joins_projections: bool = True
+    """Projections of a layer's input that a checkpoint has apart are one product (qkv and z, b and
+    a of Qwen3.5)."""
     eager_experts_whole: bool = False
     """Routing and experts of a layer are one module on other GPUs too, but for mxfp4 and where a
     shared expert stands beside them."""

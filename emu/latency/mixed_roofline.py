@@ -257,7 +257,9 @@ class MixedRooflineBackend(RooflineBackend):
         """Projections in and out, the convolution, and the recurrence."""
         hidden, ops, element = self.spec.hidden, self._ops, self.costs.element
         if state.inputs:
-            widths = [ceil_div(width, self._tp) for width in state.inputs]
+            joins = self.engine is None or self.engine.model.joins_projections
+            groups = [(sum(group),) if joins else group for group in state.inputs]
+            widths = [ceil_div(width, self._tp) for group in groups for width in group]
             total = sum(
                 ops.gemm_s(tokens, width, hidden, dtype if width >= _SCALED else self.costs.plain)
                 for width in widths

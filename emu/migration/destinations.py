@@ -71,6 +71,8 @@ class Destinations:
         self._on_taken = choosing.on_taken
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
+        self.was_full = False
+        """Some destination of the last search had blocks for all requests, and places for fewer."""
         self.failures: dict[int, int] = {}
         """How often a transfer has failed, by destination, since the last that did not."""
         self._source = source
@@ -85,7 +87,7 @@ class Destinations:
     def take(self, requests: list[Request]) -> int:
         """A destination whose lock and blocks are taken now, by id, or -1."""
         uses = () if self._on_taken is None else self._uses()
-        self.was_refused = False
+        self.was_refused = self.was_full = False
         world, source = self._world, self._source
         candidates: Iterable[ReplicaHandle] = self._in_order(requests)
         if self.failures:
@@ -95,6 +97,9 @@ class Destinations:
             candidates = self._chosen(requests)
         for replica in candidates:
             if pin >= 0 and replica.replica_id != pin:
+                continue
+            if not replica.view().has_places(len(requests)):
+                self.was_full = True
                 continue
             if not replica.lock.try_acquire(self._holder):
                 continue

@@ -97,6 +97,8 @@ class Stage(enum.IntEnum):
 class Search(Protocol):
     """The choice of a destination: a question, answered now."""
 
+    was_full: bool
+    """The last search found blocks for all requests, and places for fewer, at some destination."""
     was_refused: bool
     """The last search found only destinations that a fault makes refuse."""
     failures: dict[int, int]
@@ -325,7 +327,9 @@ class Outbound:
         if destination_id >= 0:
             self.queue.remove(batch)
             self._start(batch, destination_id)
-        elif self.search.none_could_hold(batch.requests):
+        elif self.search.none_could_hold(batch.requests) or (
+            self.search.was_full and len(batch.requests) > 1
+        ):
             self._divide(batch)
         elif self.search.was_refused:
             self._refused(batch)

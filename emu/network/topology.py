@@ -51,7 +51,7 @@ class GpuFigures(Protocol):
         ...
 
 
-class LinkKind(enum.Enum):
+class LinkKind(enum.StrEnum):
     """What a link is, for reports and faults."""
 
     NIC_OUT = "nic.out"
@@ -367,5 +367,5 @@ class _Builder:
 
     def _link(self, owner: str, kind: LinkKind, rate: int, latency_ns: int = 0) -> int:
         index = len(self.links)
-        self.links.append(LinkSpec(index, f"{owner}.{kind.value}", kind, rate, latency_ns))
+        self.links.append(LinkSpec(index, f"{owner}.{kind}", kind, rate, latency_ns))
         return index

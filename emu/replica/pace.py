@@ -77,12 +77,16 @@ class Pace:
         "stages",
     )
 
-    def __init__(self, latency: LatencyBackend, stages: int = 1) -> None:
+    def __init__(
+        self, latency: LatencyBackend, stages: int = 1, able: Abilities | None = None
+    ) -> None:
+        """`able`: what the backend can do, where that is known."""
         self.latency = latency
         self.stages = stages
         self.slowdown = 1.0
         self.jitter = None
-        able = abilities_of(latency)
+        if able is None:
+            able = abilities_of(latency)
         self.is_monotone = able.is_monotone
         self.expert_loads = able.expert_loads
         self._decode_ends = able.decode_ends

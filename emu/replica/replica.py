@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
+from emu.latency.abilities import Abilities
 from emu.latency.base import LatencyBackend
 from emu.network.grids import Grid
 from emu.replica.actions import Action, End, FreeCapacity
@@ -140,6 +141,7 @@ class Replica(Viewed):
         machine: int,
         stages: int = 1,
         layers: int = 1,
+        able: Abilities | None = None,
     ) -> None:
         self.replica_id = replica_id
         self.name = f"replica {replica_id}"
@@ -161,7 +163,7 @@ class Replica(Viewed):
         self.clock = clock
         self.scheduler = scheduler
         self._view = View(self, scheduler)
-        self.pace = Pace(latency, stages)
+        self.pace = Pace(latency, stages, able)
         self.counters = Counters(clock.now_ns)
         self.watch = Watch(replica_id, clock, scheduler, observers)
         self.books = Books(

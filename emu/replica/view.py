@@ -139,6 +139,10 @@ class View:
         """Blocks that this replica must reserve to take over these requests' KV."""
         return self._scheduler.blocks_to_reserve(requests)
 
+    def has_places(self, count: int) -> bool:
+        """Whether so many more requests may have KV here."""
+        return self._scheduler.has_places(count)
+
     def holds(self, request: Request) -> bool:
         """Whether it holds what a feature would load for the request."""
         return any(part.holds(request) for part in self._scheduler.parts)

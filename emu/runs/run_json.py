@@ -48,10 +48,14 @@ class Began(NamedTuple):
 def engine_facts(plan: Plan) -> list[dict[str, object]]:
     """What the replicas of each kind run, with the defaults that their engine has filled in."""
     alike: dict[tuple[object, ...], list[int]] = {}
+    of_kind: dict[tuple[int, int], list[int]] = {}
     for replica in plan.replicas:
-        table = replica.scheduler
-        key = (replica.engine_label, table.policy, table.requests_max, table.tokens_max)
-        alike.setdefault(key, []).append(replica.replica_id)
+        kind = plan.kind_of(replica)
+        if kind not in of_kind:
+            table = replica.scheduler
+            key = (replica.engine_label, table.policy, table.requests_max, table.tokens_max)
+            of_kind[kind] = alike.setdefault(key, [])
+        of_kind[kind].append(replica.replica_id)
     names = ("engine", "scheduler", "max_num_seqs", "max_num_batched_tokens")
     return [{"replicas": ids, **dict(zip(names, key, strict=True))} for key, ids in alike.items()]
 

@@ -16,7 +16,7 @@ from emu.cluster.prepare import prepare
 from emu.cluster.start_up import start_up_of
 from emu.config.load import effective_dict, load_config
 from emu.config.places import blaming, placing
-from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.schema import Config, SchedulerTable, SglangTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_told
@@ -206,6 +206,12 @@ def _kv_facts(replica: ReplicaPlan) -> dict[str, str]:
     if layout is None:
         tokens = replica.num_blocks * replica.scheduler.block_size
         kept = {"KV by layers": _kv_by_layers(replica)} if replica.state_bytes else {}
+        table = replica.scheduler
+        if kept and isinstance(table, SglangTable) and table.caches_prefixes:
+            kept["states"] = (
+                f"{table.max_mamba_cache_size:,} of requests and the prefix cache; "
+                f"{table.requests_max:,} requests may run"
+            )
         return kept | {
             "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
             "KV tokens": f"{tokens:,}",

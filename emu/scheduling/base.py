@@ -248,6 +248,8 @@ class ReplicaLimits:
     """A request preempted more often fails (0 = no limit)."""
     forms_ahead: bool
     """Each batch is formed while the one before it runs, for schedulers that can."""
+    members: int
+    """Replicas that step together, this one among them: ranks of attention of one server."""
     __slots__ = (
         "block_size",
         "forms_ahead",
@@ -255,6 +257,7 @@ class ReplicaLimits:
         "kv_layout",
         "leap",
         "max_model_tokens",
+        "members",
         "num_blocks",
         "pipeline_stages",
         "preemptions_max",
@@ -278,6 +281,7 @@ class ReplicaLimits:
         hands_off: bool = False,
         preemptions_max: int = 0,
         forms_ahead: bool = False,
+        members: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -291,6 +295,7 @@ class ReplicaLimits:
         self.hands_off = hands_off
         self.preemptions_max = preemptions_max
         self.forms_ahead = forms_ahead
+        self.members = members
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -537,6 +542,11 @@ class Scheduler(ABC):
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `reserve` would take these requests now."""
         return self.blocks_to_reserve(requests) <= self.ledger.pool.blocks_free
+
+    def has_places(self, count: int) -> bool:
+        """Whether so many more requests may have KV here: some engines give it to no more requests
+        than may run, where others let it wait for a place in the batch."""
+        return True
 
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""

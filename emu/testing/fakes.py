@@ -140,6 +140,8 @@ class FakeScheduler:
         self.unschedulable: list[tuple[Request, str]] = []
         self.never = ""
         """Why no request could ever be held, if so."""
+        self.places = 1000
+        """Requests that may have KV here."""
         self.holds = True
         """A leap still holds when it is asked."""
         self.settled = 0
@@ -270,6 +272,10 @@ class FakeScheduler:
     def has_room(self, requests: Sequence[Request]) -> bool:
         """There are blocks for all of them."""
         return self.blocks_to_reserve(requests) <= self.blocks_total - self.blocks_used
+
+    def has_places(self, count: int) -> bool:
+        """There are places for so many more."""
+        return len(self.running) + len(self.reserved) + count <= self.places
 
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Blocks for all of them, or False."""

@@ -276,3 +276,24 @@ def test_an_interval_of_zero_takes_no_sample_of_the_cluster(tmp_path: Path) -> N
         output = {"timeseries_interval_ms": interval_ms, "report": False}
         run_config(tmp_path / str(taken), output=output, latency=LINEAR, workload={"path": path})
         assert len(rows_of(tmp_path / str(taken), "timeseries.csv")) == taken
+
+
+def test_a_request_is_served_where_an_outside_router_placed_it(tmp_path: Path) -> None:
+    """Replica 0 as any other; one that there is not, or that serves no prompts, has no answer."""
+    chosen = [2, 0, 1, 0, 0, 3, -1]
+    rows = [
+        {"input_toks": 10, "output_toks": 2, "arrival_time_ns": at, "replica": replica}
+        for at, replica in enumerate(chosen)
+    ]
+    run_config(
+        tmp_path / "out",
+        latency=LINEAR,
+        nodes=[{"gpus": 3}],
+        replicas=[{"count": 3}],
+        workload={"path": workload(tmp_path / "w.jsonl", rows)},
+    )
+    found = rows_of(tmp_path / "out")
+    assert [row["instance_id"] for row in found[:5]] == ["2", "0", "1", "0", "0"]
+    assert (found[5]["status"], found[5]["reason"]) == ("failed", "endpoint_not_serving")
+    assert {row["status"] for row in found[:5] + found[6:]} == {"completed"}
+    assert found[6]["instance_id"] == "1", "the least loaded"

@@ -14,6 +14,7 @@ from emu.cluster.state_slots import has_states, with_states_of
 from emu.config.load import config_from_dict
 from emu.config.schema import SglangTable
 from emu.errors import InputError
+from emu.runs.validate import facts
 from tests.cluster.helpers import rows_of, run_config, summary_of
 
 QWEN, LFM2 = "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-2.6B"
@@ -49,6 +50,19 @@ def test_sglang_gives_states_a_part_of_what_kv_has() -> None:
     twice = plan(QWEN, SGLANG | {"mamba_full_memory_ratio": 1.8})
     assert twice.scheduler.requests_max > found.scheduler.requests_max
     assert twice.num_blocks < found.num_blocks
+
+
+def test_a_third_of_the_states_may_run_beside_a_tree_of_them() -> None:
+    found = plan(QWEN, {"policy": "sglang"})
+    table = found.scheduler
+    assert isinstance(table, SglangTable)
+    assert table.requests_max == table.max_mamba_cache_size // 3
+    assert (table.block_size, found.schedules_ahead) == (1, False)
+    assert table.max_mamba_cache_size == plan(QWEN, SGLANG).scheduler.requests_max, "by the ratio"
+    told = plan(QWEN, {"policy": "sglang", "max_running_requests": 4}).scheduler
+    assert isinstance(told, SglangTable)
+    assert told.requests_max == 4
+    assert told.max_mamba_cache_size == table.max_mamba_cache_size
 
 
 @pytest.mark.parametrize("key", ["max_running_requests", "max_mamba_cache_size"])
@@ -105,6 +119,31 @@ def test_requests_run_and_leaps_do_not_show(
     assert summary_of(tmp_path / "True")["completed"] == 30
 
 
+def test_validate_tells_the_states_of_a_tree() -> None:
+    (found,) = facts(make_plan(config_from_dict(tables(QWEN, {"policy": "sglang"})), "t")).values()
+    assert found["states"] == "658 of requests and the prefix cache; 219 requests may run"
+    assert found["KV blocks"].endswith("x 1 tokens")
+    (plain,) = facts(make_plan(config_from_dict(tables(QWEN, SGLANG)), "t")).values()
+    assert "states" not in plain
+
+
+def test_states_leave_with_the_kv_of_a_prefill_server(tmp_path: Path) -> None:
+    roles = [{"role": "prefill"}, {"role": "decode", "scheduler": {"disable_radix_cache": True}}]
+    made = tables(
+        LFM2,
+        {"policy": "sglang"},
+        replicas=roles,
+        workload={"synthetic": {"requests": 20, "arrivals": {"process": "burst"}}},
+    )
+    run_config(tmp_path, **made)
+    found = make_plan(config_from_dict(made), "t").replicas[1]
+    assert summary_of(tmp_path)["completed"] == 20
+    moved = summary_of(tmp_path)["kv_bytes_moved"]
+    prompts = sum(int(row["prompt_toks"]) for row in rows_of(tmp_path))
+    # The page of the token that is to come is one of its own.
+    assert moved == (prompts + 20) * found.kv_bytes_per_token + 20 * found.state_bytes
+
+
 def test_no_more_requests_run_than_there_are_states(tmp_path: Path) -> None:
     made = tables(
         LFM2,
@@ -127,15 +166,23 @@ def test_no_more_requests_run_than_there_are_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "scheduler", "more", "key"),
     [
-        (QWEN, {"policy": "sglang"}, {}, "disable_radix_cache"),
+        (QWEN, {"policy": "sglang", "speculative_config": MTP}, {}, "beside drafts"),
+        (QWEN, {"policy": "sglang", "page_size": 16}, {}, "pages of one token"),
+        (QWEN, {"policy": "sglang", "radix_eviction_policy": "fifo"}, {}, "one order, lru"),
+        (
+            QWEN,
+            {"policy": "sglang"},
+            {"replicas": [{"role": role, "tensor_parallel": 2} for role in ("prefill", "decode")]},
+            "a decode server",
+        ),
         (QWEN, {"policy": "tensorrt-llm"}, {}, "enable_block_reuse"),
         (LFM2, TENSORRT, {}, "does not keep"),
         (QWEN, {"policy": "fcfs"}, {"engine": {"name": "none"}}, "needs policy"),
         (
             QWEN,
-            SGLANG,
+            TENSORRT,
             {"replicas": [{"role": role, "tensor_parallel": 2} for role in ("prefill", "decode")]},
-            "hands over",
+            "hand over",
         ),
         ("Qwen/Qwen3-8B", {"policy": "sglang", "mamba_ssm_dtype": "bfloat16"}, {}, "no layers"),
         (QWEN, SGLANG | {"mamba_full_memory_ratio": 0.0001}, {}, "states of 0 requests"),

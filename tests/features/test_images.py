@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 
 from emu.catalogue.hf_config import from_hf_config
@@ -11,6 +13,7 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
+from emu.features.images.feature import FEATURE
 from emu.features.images.fleet import EncoderFleet
 from emu.features.images.towers import tower_costs
 from emu.request import Request
@@ -184,3 +187,27 @@ def test_clipped_prompts_lose_images_that_do_not_fit(tmp_path):
     run_config(tmp_path / "out", **tables)
     assert summary_of(tmp_path / "out")["images"]["encoded"] == 0
     json.dumps(summary_of(tmp_path / "out"))
+
+
+def test_drawn_worlds_have_room_for_one_image_or_for_several() -> None:
+    seen: dict[str, set[Any]] = {}
+    for seed in range(120):
+        tables: dict[str, Any] = {
+            "model": {"name": "meta-llama/Llama-3.1-8B"},
+            "replicas": [{}],
+            "scheduler": {},
+        }
+        FEATURE.draw(seed, np.random.default_rng(seed), tables, [])
+        for name, keys in tables.items():
+            if name in ("scheduler", "encoders"):
+                for key, value in keys.items():
+                    seen.setdefault(f"{name}.{key}", set()).add(str(value))
+    assert seen == {
+        "scheduler.limit_mm_per_prompt": {"{'image': 2}"},
+        "scheduler.max_num_encoder_input_tokens": {"48", "200"},
+        "scheduler.encoder_cache_size": {"48", "200"},
+        "encoders.count": {"1", "3"},
+        "encoders.gpu": {"", "L40S"},
+        "encoders.nic_gbps": {"0.0", "1.0"},
+        "encoders.cache_tokens": {"0", "100"},
+    }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from emu.features.speculation.acceptance import (
     expected_tokens,
 )
 from emu.features.speculation.drafters import stops_paying_at
+from emu.features.speculation.feature import FEATURE
 from emu.features.speculation.keys import SpeculativeTable, TenantAcceptance
 from emu.features.speculation.passes import DraftPricer
 from emu.kv.groups import KvGroup, KvLayout
@@ -360,3 +363,22 @@ def test_numbers_drawn_together_are_those_drawn_one_by_one() -> None:
     for seed, request_id, position in ((0, 0, 0), (7, 12, 5), (2**40, 10**6, 4000)):
         one_by_one = [draw(seed, 3, request_id, position + index) for index in range(40)]
         assert draws(seed, 3, request_id, position, 40) == one_by_one
+
+
+def test_drawn_worlds_have_a_drafter_of_their_own_where_its_target_has_one() -> None:
+    """A small model drafts in most worlds of the plain model that had an EAGLE head, in no other."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    rng = np.random.default_rng(1)
+    for name in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"):
+        for method in ("eagle", "eagle3", "ngram"):
+            seen = counts[name.partition("/")[0], method] = Counter()
+            for _ in range(200):
+                drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 2}
+                tables = {"model": {"name": name}, "scheduler": {"speculative_config": drafts}}
+                FEATURE.vary(rng, tables, [])
+                seen[drafts["method"]] += 1
+                assert ("model" in drafts) == (drafts["method"] == "draft_model")
+    assert 130 < counts["meta-llama", "eagle"].pop("draft_model") < 190
+    assert {key: set(seen) for key, seen in counts.items()} == {key: {key[1]} for key in counts}, (
+        "all others keep their own"
+    )

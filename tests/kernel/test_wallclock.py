@@ -10,6 +10,7 @@ import pytest
 
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
+from tests.kernel.scripted import Scripted
 
 
 def test_a_timer_is_waited_for_in_wall_time_and_happens_once(
@@ -72,3 +73,35 @@ def test_samples_of_an_idle_time_are_taken_in_turns() -> None:
     anyio.run(main)
     assert seen == [10_000]
     assert sampled == list(range(1_000, 10_001_000, 1_000))
+
+
+def test_a_timer_that_was_put_off_is_passed_over() -> None:
+    """What is in the queue for the earlier instant is void, and goes when it is due."""
+    told: list[str] = []
+
+    async def main() -> None:
+        now = [0]
+        kernel = WallKernel(clock_ns=lambda: now[0])
+        actor = Scripted(kernel, "a", told, [100, 400])
+        kernel.start(actor)
+        running = asyncio.create_task(kernel.run())
+
+        async def at(now_ns: int) -> list[str]:
+            now[0] = now_ns
+            for _ in range(4):  # the actor is a task of its own
+                kernel._advance()
+                await asyncio.sleep(0)
+            return told
+
+        assert await at(0) == ["a0"]
+        kernel.arm(actor, 300)
+        kernel.arm(actor, 200)
+        assert await at(150) == ["a0"], "its first timer was for 100"
+        assert await at(250) == ["a0", "a200"]
+        assert await at(350) == ["a0", "a200"]
+        assert await at(450) == ["a0", "a200", "a400"]
+        assert kernel._heap == []
+        kernel.stop()
+        await running
+
+    anyio.run(main)

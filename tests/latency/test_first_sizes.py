@@ -11,6 +11,7 @@ from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.latency.abilities import FirstSize, abilities_of
+from emu.latency.first_sizes import _between
 from tests.cluster.helpers import rows_of, run_config, workload
 
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
@@ -70,3 +71,18 @@ def test_a_size_stalls_its_first_step_and_no_other(tmp_path: Path) -> None:
         found[name] = [int(row["ttft_ns"]) for row in rows_of(tmp_path / name)]
     stalls = [cold - warm for cold, warm in zip(found["cold"], found["warm"], strict=True)]
     assert [round(stall / 1e9, 1) for stall in stalls] == [0.2, 1.6, 0.0, 1.6, 0.0, 0.0]
+
+
+def test_sizes_meet_half_way_and_the_last_one_has_no_end() -> None:
+    """Up to 512 tokens are captured; the engine has tried the size of its largest step."""
+    found = _between(512, 8192, 2048, 7)
+    assert found == (
+        FirstSize(513, 768, 7),
+        FirstSize(769, 1280, 7),
+        FirstSize(1281, 1792, 7),
+        FirstSize(2561, 3584, 7),
+        FirstSize(3585, 0, 7),
+    )
+    assert _between(512, 3584, 0, 7)[-1] == FirstSize(2561, 3584, 7), "3,585 are never reached"
+    assert _between(512, 3585, 0, 7)[-1] == FirstSize(3585, 0, 7)
+    assert [found[-1].is_met(tokens) for tokens in (3584, 3585, 10**6)] == [False, True, True]

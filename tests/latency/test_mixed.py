@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model, model_from_file
+from emu.engines.sglang import SGLANG
 from emu.latency.base import BatchShape
 from emu.latency.kernels.recurrence import chunked_s
 from emu.latency.mixed_roofline import MixedRooflineBackend
@@ -141,10 +142,18 @@ def test_a_state_layer_makes_its_products_one_by_one():
     backend = backend_of("Qwen3.5-397B-A17B", tp=8)
     state = next(layer.state for layer in backend.spec.special_layers if layer.state)
     hidden, ops = backend.spec.hidden, backend.costs.ops
-    inner = state.matrix_params - hidden * (sum(state.inputs) + state.output_width)
-    assert inner == 0
-    widths = [width // 8 for width in state.inputs]
+    inputs = [width for group in state.inputs for width in group]
+    assert state.matrix_params == hidden * (sum(inputs) + state.output_width)
+    widths = [sum(group) // 8 for group in state.inputs]
     products_s = sum(ops.gemm_s(4, width, hidden, "bfloat16") for width in widths)
     products_s += ops.gemm_s(4, hidden, state.output_width // 8, "bfloat16")
     layers = sum(layer.state is not None for layer in backend.spec.special_layers)
     assert backend.components_ns(decodes(4, 100))["dense"] > layers * products_s * 1e9
+
+
+def test_sglang_joins_what_a_checkpoint_has_apart_since_0_5_14():
+    joins = {engine.model.name: engine.model.joins_projections for engine in SGLANG}
+    assert joins["sglang-0.5.9"] is False
+    assert joins["sglang-0.5.14"] is True
+    inputs = model_from_file(CONFIGS / "Qwen3.5-397B-A17B.json").special_layers[0].state.inputs
+    assert [len(group) for group in inputs] == [2, 2], "qkv and z; b and a"

@@ -20,6 +20,7 @@ from emu.config.schema import (
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.context import LatencyContext
+from emu.latency.offload.backend import _cut
 from emu.latency.offload.pim import DEVICES, PimAttention, pim_device
 from emu.latency.offload.weights import (
     Device,
@@ -151,6 +152,15 @@ def test_backend_with_offload_keeps_its_promises(model, pipeline):
     ends = latency.decode_run_ns(DECODE, 5)
     assert np.all(np.diff(ends) > 0)
     assert ends[0] == latency.iteration_ns(DECODE)
+
+
+def test_rows_of_a_stage_are_those_of_its_layers():
+    """What stands before the layers is the first stage's, what stands behind them the last one's."""
+    blocks = [("block", layer, 10 + layer) for layer in range(8)]
+    rows = [("embedding", -1, 1), *blocks, ("lm_head", -1, 2), ("sampler", -1, 3)]
+    assert _cut(rows, 1) == [rows]
+    assert _cut(rows, 4) == [rows[:3], rows[3:5], rows[5:7], rows[7:]]
+    assert _cut(rows, 2) == [rows[:5], rows[5:]]
 
 
 def test_weights_on_the_gpu_change_nothing():

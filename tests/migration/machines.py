@@ -20,6 +20,7 @@ class Search:
     def __init__(self, found: Sequence[int], refused: bool, fits: bool) -> None:
         self.found = list(found)
         self.was_refused = refused
+        self.was_full = False
         self.fits = fits
         self.failures: dict[int, int] = {}
 
@@ -48,12 +49,15 @@ def outbound(
     kv: Kv | None = None,
     attempts_max: int = 1,
     lease_ns: int = 0,
+    full: bool = False,
 ) -> Outbound:
     """A machine whose searches give these destinations."""
     ids = iter(range(1, 100))
+    search = Search(destinations, refused, fits)
+    search.was_full = full
     return Outbound(
         source_id,
-        Search(destinations, refused, fits),
+        search,
         kv or Kv(block_size=4, bytes_per_token=10),
         lambda: next(ids),
         attempts_max=attempts_max,

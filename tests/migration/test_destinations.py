@@ -65,6 +65,17 @@ def test_without_room_it_takes_nothing_and_the_cluster_knows() -> None:
     assert world.scarce_decode
 
 
+def test_blocks_without_places_are_no_room_and_told() -> None:
+    world = FakeWorld(S.PREFILL, S.DECODE, S.DECODE)
+    world.benches[1].scheduler.places = 1
+    found = search(world)
+    assert found.take(world.held(0, 1, 2)) == 2
+    assert found.was_full
+    assert holders(world) == ["", "watcher 0"]
+    assert found.take(world.held(0, 3)) == 1
+    assert not found.was_full
+
+
 def test_a_refusal_gives_the_lock_back_and_is_told() -> None:
     world = FakeWorld(S.PREFILL, S.DECODE)
     world.refusing = True

@@ -300,6 +300,14 @@ def test_a_batch_that_fits_nowhere_is_divided_and_keeps_its_place() -> None:
     assert machine.unfinished == 2
 
 
+def test_a_batch_for_which_there_are_fewer_places_is_divided_and_one_waits() -> None:
+    machine = outbound(destinations=[-1, -1], full=True)
+    machine.step(msg.PromptsDone(prompts(1, 2), 100), 0)
+    assert [[r.request_id for r in b.requests] for b in machine.queue] == [[1], [2]]
+    assert kinds(machine.step(msg.Looked(), 0)) == []
+    assert machine.unfinished == 2
+
+
 def test_a_request_that_fits_nowhere_fails_and_frees_the_source() -> None:
     machine, (one,) = outbound(destinations=[-1], fits=False), prompts(1)
     found = machine.step(msg.PromptsDone([one], 100), 0)

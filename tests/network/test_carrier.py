@@ -118,3 +118,54 @@ def test_pieces_that_were_ready_have_left_while_others_were_computed(
     assert made[0].moved_bytes == {"kv": 1_000_000}
     ((key, arrived),) = made[0].arrived.items()
     assert (key, arrived.transfers, arrived.size_bytes) == ((0, 1, "kv"), 1, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("fate", "done_us", "failed_us"),
+    [
+        (None, [80], []),
+        (Fate("late", delay_ns=500_000), [580], []),
+        (Fate("twice", delay_ns=500_000), [80, 580], []),
+        (Fate("twice", delay_ns=500_000, copies=3), [80, 580, 1_080, 1_580], []),
+        (Fate("hang"), [], [2_080]),
+        (Fate("stuck"), [], []),
+        (Fate("broken", part=0.5), [], [40]),
+    ],
+)
+def test_what_befalls_a_transfer(
+    fate: Fate | None, done_us: list[int], failed_us: list[int]
+) -> None:
+    """A million bytes take 80 us at 12.5 bytes a nanosecond; 2 ms without progress are too many."""
+    config = config_from_dict(
+        {
+            "nodes": [
+                {
+                    "gpu": "H100-SXM5-80GB",
+                    "gpus": 1,
+                    "count": 2,
+                    "nic_gbps": 100,
+                    "nic_latency_us": 0,
+                }
+            ],
+            "replicas": [{"count": 2}],
+        }
+    )
+    topology = make_plan(config, "test").topology
+    done: list[int] = []
+    failed: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        carrier = Carrier(kernel, topology)
+        carrier.set_timeout(2_000_000)
+        if fate is not None:
+            carrier.ask_fate(lambda kind, pair: fate)
+        carrier.carry(
+            ((topology.path(0, 1), 1_000_000),),
+            TransferSpec("kv", pair=(0, 1)),
+            lambda: done.append(kernel.now_ns // 1_000),
+            on_failed=lambda reason: failed.append(kernel.now_ns // 1_000),
+        )
+        kernel.call_at(10**9, 0, kernel.stop)
+
+    run(build)
+    assert (done, failed) == (done_us, failed_us)

@@ -287,6 +287,10 @@ def test_void_entries_do_not_pile_up():
         table.set_rate(0, NIC - turn, turn)
         table.next_event_ns()
     assert len(table._events) < 400
+    # Looked at again when there are as many void ones as others, and 256 more: not with each one.
+    table._drop_void_events()
+    assert 0 < len(table._events) <= 20
+    assert table._events_max == 256 + 2 * len(table._events)
 
 
 def test_recount_notices_a_wrong_share():

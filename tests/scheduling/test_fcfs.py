@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from emu.config.schema import FcfsTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
@@ -218,3 +220,15 @@ def test_evacuation_returns_what_is_owned_here():
     s.complete(s.schedule(0), 1, 10, 10)
     assert ids(s.evacuate()) == [1, 2, 0]
     assert (s.blocks_used, s.running_count, s.waiting_count) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_as_many_batches_are_in_flight_as_there_are_stages(stages):
+    s = make(stages=stages, leap=False, max_batch_prefill_tokens=100)
+    for rid in range(4):
+        s.enqueue(request(rid, 100, 5), 0)
+    batches = [s.schedule(0) for _ in range(4)]
+    assert [batch is not None for batch in batches] == [at < stages for at in range(4)]
+    s.complete(batches[0], 1, 10, 10)
+    assert s.schedule(10) is not None
+    assert s.schedule(10) is None

@@ -56,6 +56,23 @@ def test_a_request_must_leave_something_of_the_pool() -> None:
     assert forming.cut is waiting[1]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "page", "prompt", "output", "result", "left"),
+    [
+        (501, 1, 300, 200, CONTINUE, 1),
+        (500, 1, 300, 200, NO_TOKEN, 500),
+        (512, 16, 309, 190, CONTINUE, 2),
+        (512, 16, 309, 192, NO_TOKEN, 0),  # it is taken; its pages are more than its tokens
+    ],
+)
+def test_another_is_tried_while_a_token_is_left(
+    tokens: int, page: int, prompt: int, output: int, result: int, left: int
+) -> None:
+    forming = admission(TreePool(tokens // page, page))
+    assert forming.add(request(0, range(prompt), output)) == result
+    assert forming.total_left == left
+
+
 @pytest.mark.parametrize(("ratio", "result"), [(0.7, NO_TOKEN), (0.4, NO_TOKEN), (0.098, CONTINUE)])
 def test_a_falling_ratio_lets_a_request_in(ratio: float, result: int) -> None:
     pool = TreePool(4000, 1)
@@ -208,9 +225,16 @@ def test_fewest_outputs_then_the_longest_prompt_is_retracted() -> None:
     assert round(ratio_after(left), 4) == 0.4975
 
 
-def scheduler(*, ahead: bool, num_blocks: int = 1000, **keys: object) -> SglangScheduler:
+def scheduler(
+    *,
+    ahead: bool,
+    num_blocks: int = 1000,
+    members: int = 1,
+    hands_off: bool = False,
+    **keys: object,
+) -> SglangScheduler:
     limits = ReplicaLimits(num_blocks=num_blocks, block_size=1, max_model_tokens=10_000, leap=False)
-    limits.forms_ahead = ahead
+    limits.forms_ahead, limits.members, limits.hands_off = ahead, members, hands_off
     return SglangScheduler(SglangTable(**keys), limits)
 
 
@@ -263,6 +287,75 @@ def test_an_engine_looks_after_so_many_decodes_and_after_prompts(ahead: bool) ->
             of.enqueue(request(2, range(80, 90), 40), 21)
     # It looks behind the 5th decode, and sees both.
     assert counts == [1] * 6 + [3] * 7
+
+
+def test_kv_that_leaves_keeps_its_place_of_those_of_all_ranks() -> None:
+    for members, taken in ((1, 0), (2, 1)):
+        of = scheduler(ahead=False, max_running_requests=1, members=members)
+        gone = request(0, range(20), 3)
+        of.enqueue(gone, 0)
+        step(of, 0)
+        of.detach(gone)
+        of.enqueue(request(1, range(50, 70), 3), 1)
+        batch = of.schedule(10)
+        assert (0 if batch is None else len(batch.chunks)) == taken
+        of.release(gone)
+        if batch is None:
+            assert of.schedule(20) is not None
+
+
+@pytest.mark.parametrize(("alone", "taken_at"), [(True, 30), (False, 40)])
+def test_a_prefill_server_asks_for_places_before_it_takes_a_prompt(
+    alone: bool, taken_at: int
+) -> None:
+    of = scheduler(
+        ahead=False,
+        hands_off=True,
+        chunked_prefill_size=20,
+        disable_overlap_schedule=alone,
+        schedule_policy="lof",
+    )
+    for rid in range(6):
+        of.enqueue(request(rid, range(100 * rid, 100 * rid + 20), 3), 0)
+    found = -1
+    for at in range(0, 60, 10):
+        batch = of.schedule(at)
+        assert batch is not None
+        (chunk,) = batch.chunks
+        if chunk.request.request_id == 9:
+            found = at
+        if at == 10:  # it goes first as soon as it is in the queue
+            of.enqueue(request(9, range(900, 920), 8), 11)
+        of.complete(batch, 1, at + 10, 10)
+        of.detach(chunk.request)
+    assert found == taken_at
+
+
+def test_a_prefill_server_with_nothing_to_do_takes_a_prompt_at_once_its_group_does_not() -> None:
+    of = scheduler(ahead=False, hands_off=True)
+    of.enqueue(request(0, range(20), 3), 5)
+    assert of.schedule(5) is not None
+    group = scheduler(ahead=False, hands_off=True, members=2)
+    goes_on = [True, True, True, True]
+    group.follow(lambda: goes_on.pop(0))
+    assert group.schedule(0) is None
+    group.enqueue(request(0, range(20), 3), 5)
+    assert [group.schedule(at) is None for at in (10, 20)] == [True, True]
+    assert group.schedule(30) is not None, "asked for at 10, known at 20, taken behind that batch"
+    goes_on[:] = [False]
+    other = scheduler(ahead=False, hands_off=True, members=2)
+    other.follow(lambda: goes_on.pop(0))
+    other.enqueue(request(0, range(20), 3), 5)
+    assert other.schedule(10) is not None, "no other goes on"
+
+
+def test_few_running_requests_let_the_kv_of_twice_as_many_come() -> None:
+    few, many = (scheduler(ahead=False, max_running_requests=most) for most in (4, 40))
+    assert few.has_places(12)
+    assert not few.has_places(13)
+    assert not many.has_places(41)
+    assert many.reserve([request(0, range(20), 3)])
+    assert not many.has_places(40)
 
 
 def test_prompts_go_first_and_alone() -> None:

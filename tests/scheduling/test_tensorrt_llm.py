@@ -185,6 +185,19 @@ def test_the_request_that_came_last_is_paused() -> None:
     assert of.blocks_used == 5 + 3
 
 
+def test_one_that_gives_way_leaves_its_own_blocks_and_no_more() -> None:
+    """Of six blocks the last one has two. It gives way to five, and one block is left: too few for
+    the next, whose prompt takes two."""
+    keys = {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_block_reuse": False}
+    of = scheduler(6, block=4, **keys)
+    of.enqueue(request(5, 8, 8), 0)
+    assert step(of, 0) == {5: 8}
+    of.enqueue(request(0, 20, 2), 10)
+    of.enqueue(request(1, 8, 8), 10)
+    assert step(of, 10) == {0: 20}
+    assert (of.waiting_count, of.blocks_used) == (2, 5)
+
+
 def test_a_static_batch_waits_for_the_end_of_the_last() -> None:
     of = scheduler(100, capacity_scheduler_policy="STATIC_BATCH")
     found = steps(of, [request(0, 10, 2), request(1, 10, 4)])
@@ -396,6 +409,19 @@ def test_a_destination_keeps_blocks_for_the_output() -> None:
     of.unreserve([coming])
     assert of.recount() == []
     assert step(of, 10) == {1: 60}
+
+
+def test_kv_comes_to_a_place_in_the_batch() -> None:
+    of = scheduler(90, max_batch_size=2)
+    first, second = request(0, 60, 100), request(1, 60, 100)
+    assert of.has_places(2)
+    assert not of.has_places(3)
+    assert of.reserve([first])
+    assert of.has_places(1)
+    assert not of.has_places(2)
+    assert of.reserve([second])
+    of.activate([first], 0)
+    assert not of.has_places(1)
 
 
 def test_a_prefill_replica_keeps_none() -> None:

@@ -196,3 +196,20 @@ def test_pipeline_keeps_two_micro_batches_in_flight():
     progress = scheduler.complete(first, 1, 10, 10)
     assert progress.first_tokens == [items[0]]
     assert scheduler.schedule(10).decodes == [items[0]]
+
+
+def test_a_request_that_evicted_itself_waits_until_it_is_admitted_again():
+    """The peer's rule: it holds back what is behind it, and others that are admitted do not end
+    that."""
+    s = make(VllmV0Scheduler, num_blocks=9, faithful=["evict_without_need"])
+    one, other = request(0, 4, 2), request(1, 4, 2)
+    for r in (one, other):
+        s.enqueue(r, 0)
+    s._note_self_eviction(one)
+    assert s.stalls(), "it is the head of the queue"
+    s.admit(other, 1)
+    assert s.stalls()
+    s.admit(one, 1)
+    assert not s.stalls()
+    s.enqueue(request(2, 4, 2), 0)
+    assert not s.stalls()

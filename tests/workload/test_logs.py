@@ -265,3 +265,20 @@ def test_spans_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(InputError, match=r"log: resourceSpans: must be an (array|object)$"):
         read_log(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (AIPERF, '"time_to_first_token":{"value":142.18,"unit":"ms"},'),
+        (LITELLM, '"completionStartTime":"2026-11-22T07:17:27.572Z",'),
+        (GATEWAY, '"response_duration":142,'),
+        (OTEL, ',{"key":"gen_ai.latency.time_to_first_token","value":{"doubleValue":0.142}}'),
+    ],
+)
+def test_a_log_without_first_tokens_says_so(text: str, told: str, tmp_path: Path) -> None:
+    assert told in text.replace("\n", "")
+    whole = read_log(written(tmp_path, text)).records[0]
+    found = read_log(written(tmp_path, text.replace(told, ""))).records[0]
+    assert whole.ttft_ns > 0
+    assert (found.ttft_ns, found.e2e_ns) == (-1, whole.e2e_ns)

@@ -250,8 +250,8 @@ def test_stamps_are_exact(stamps, zone, with_fraction):
 
 @settings(max_examples=300, deadline=None)
 @given(STAMPS, st.integers(0, 18), st.characters(min_codepoint=32, max_codepoint=126))
-@example(datetime(2023, 11, 16, 18, 17, 55), 17, "6")
-@example(datetime(2023, 11, 16, 18, 55, 1), 14, "6")
+@example(datetime(2023, 11, 16, 18, 17, 50), 17, "6")
+@example(datetime(2023, 11, 16, 18, 50, 1), 14, "6")
 @example(datetime(2023, 11, 16, 20, 1, 1), 12, "4")
 @example(datetime(2023, 12, 16), 6, "3")
 @example(datetime(2023, 1, 31), 6, "2")

@@ -18,6 +18,7 @@ from emu.workload.items import Line, Turn
 from emu.workload.picture import picture, sparkline
 from emu.workload.statistics import describe
 from emu.workload.tools import convert, cut, generate, lines_of, scale
+from emu.workload.writers import encoder_for, write_lines
 from tests.workload.helpers_workload import (
     SHARED_TRACES,
     SHARED_WORKLOADS,
@@ -322,3 +323,23 @@ def test_lines_of_a_large_file_are_whole(tmp_path):
     assert np.array([line.arrival_time_ns for line in lines]).tolist() == [
         index * 1_000_000 for index in range(120_000)
     ]
+
+
+WRITTEN = {
+    "azure": ["2023-11-16 00:00:01.5000000,5,7", "2023-11-17 00:01:02.2500001,6,8"],
+    "burstgpt": ["1.5,,,emu,5,7,12,API log", "86462.250000123,a_b,,emu,6,8,14,API log"],
+    "vidur": ["1.5,5,7", "86462.250000123,6,8"],
+    "splitwise": ["0,2,0,1.5,1,5,7", "1,2,0,86462.250000123,1,6,8"],
+    "blitzscale": ["1500,5,7", "86462250,6,8"],
+}
+
+
+@pytest.mark.parametrize("format", WRITTEN)
+def test_rows_are_as_the_format_has_them(format, tmp_path):
+    """The second one comes a day, a minute and 2.250000123 s after the start."""
+    lines = [
+        Line(arrival_time_ns=1_500_000_000, input_toks=5, output_toks=7),
+        Line(arrival_time_ns=86_462_250_000_123, input_toks=6, output_toks=8, session_id="a,b"),
+    ]
+    write_lines(lines, tmp_path / "out", format, encoder_for(format))
+    assert (tmp_path / "out").read_text().splitlines()[1:] == WRITTEN[format]

@@ -128,7 +128,7 @@ def _waiting_kv(cluster: Cluster) -> list[str]:
             view = replica.view()
             if view.waiting_count:
                 continue  # what it has preempted asks for its blocks, too
-            if view.has_room(requests):
+            if view.has_room(requests) and view.has_places(len(requests)):
                 problems.append(f"I12: KV waits at {watcher.name}, {replica.name} has room for it")
     return problems
 

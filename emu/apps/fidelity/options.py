@@ -18,7 +18,9 @@ class FidelityOptions(Settings, Jobs, Shown):
     directory: Annotated[
         Path, Argument("Where measured runs are, or a table of points (docs/fidelity.md).")
     ]
-    only: Annotated[Sequence[str], Option("Only runs with one of these words in their names.")] = ()
+    only: Annotated[
+        Sequence[str], Option("Only runs with one of these words in their names or models.")
+    ] = ()
     leave_out: Annotated[
         Literal["", "model", "gpu", "run", "engine"],
         Option(

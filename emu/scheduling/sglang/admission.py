@@ -154,6 +154,8 @@ class Admission:
         reached = request.reached_tokens
         node = pool.find(request, reached - 1)
         had = node.end
+        if had:
+            pool.take_state(request, node)  # copied now, whether there will be room or not
         new = reached - had
         left = request.max_output_tokens - request.generated_tokens
         needed = new + min(max(left, 0), OUTPUT_MAX)

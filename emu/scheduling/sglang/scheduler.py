@@ -25,6 +25,11 @@ throws away and computes again; and a batch that is empty is never full, where S
 after each n-th decode, after each batch of prompts, and while it is idle; until then they are not
 in the queue.
 
+**Prompts that are handed over** (`disaggregation/prefill.py`). A prefill server polls whether the
+decode server of a request has places for its KV when it looks for new requests: one that comes
+during a batch is asked for behind it and taken one batch later, two where batches overlap. A server
+that has nothing else to do polls on, and takes it at once; one whose group goes on does not.
+
 **Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
 asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
 tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
@@ -37,7 +42,7 @@ full, and no page can be lacking. Decodes advance together in the cohort
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -72,6 +77,10 @@ RATIO: Final = 0.7
 LEAST_RATIO: Final = 0.14
 """What is left of it in the end."""
 DECAY_STEPS: Final = 600
+STATES_OF_REQUEST: Final = 3
+"""Free ones that each request of a batch of prompts asks for, where a tree keeps states."""
+_FEW_PLACES: Final = 32
+"""Up to so many running requests a decode server lets KV come for twice as many more."""
 
 
 @final
@@ -112,11 +121,13 @@ class SglangScheduler(LookingScheduler):
         """`parts`: what drafts here, if anything."""
         assert limits.pipeline_stages == 1
         assert limits.kv_layout is None
+        states = table.max_mamba_cache_size
         self.pool = TreePool(
             limits.num_blocks,
             limits.block_size,
             caches=not table.disable_radix_cache,
             eviction=table.radix_eviction_policy,
+            states_total=0 if table.disable_radix_cache or not limits.state_bytes else states,
         )
         self._listed = ListQueue()
         super().__init__(
@@ -126,8 +137,15 @@ class SglangScheduler(LookingScheduler):
             max_num_seqs=table.requests_max,
         )
         self.settings = table
+        # `req_to_token_pool` of a rank has places for what all ranks of the server may run.
+        self._places = self.max_num_seqs * limits.members
+        """Requests that may have KV here, on its way out too."""
         self._interval = table.scheduler_recv_interval
-        self._looks_late = limits.forms_ahead or self._interval > 1
+        overlaps = not table.disable_overlap_schedule
+        self._late_steps = (1 + overlaps) if limits.hands_off else 0
+        """Batches that begin before one that comes now can be in one."""
+        self._goes_on: Callable[[], bool] = _alone
+        self._looks_late = limits.forms_ahead or self._interval > 1 or self._late_steps > 0
         self._page = limits.block_size
         self.parts = parts
         self._drafting = drafting_of(parts)
@@ -171,6 +189,8 @@ class SglangScheduler(LookingScheduler):
         """Requests that ended with the last batch, whose results are not known."""
         self._not_looked = 0
         """Decodes since the engine has looked for new requests; the interval after a prompt."""
+        self._starts_ns = (-1, -1)
+        """When the last batch began, or might have, and the one before."""
         self._gained: dict[int, int] = {}
         """Tokens that the last batch brought, by admission, where steps verify drafts."""
 
@@ -190,6 +210,17 @@ class SglangScheduler(LookingScheduler):
         """Form the next iteration; None if nothing can run or one is in flight."""
         if self.running.records:
             return None
+        batch = self._form(now_ns)
+        last_ns, _ = self._starts_ns
+        if now_ns > last_ns:
+            self._starts_ns = now_ns, last_ns
+        return batch
+
+    def follow(self, goes_on: Callable[[], bool]) -> None:
+        """It steps with others; `goes_on`: they do so now, without a batch of its own."""
+        self._goes_on = goes_on
+
+    def _form(self, now_ns: int) -> Batch | None:
         last = self._last
         self._look(now_ns)
         if last is not None:
@@ -199,6 +230,8 @@ class SglangScheduler(LookingScheduler):
         batch = self._choose(now_ns)
         if last is not None and self._ahead:
             self._process(last)
+        if batch is None and self._is_late and self._unseen.count and self._goes_on():
+            return None
         if batch is None and self._looks_late:  # it looks again: something has left or come
             self._not_looked = 0
             self._see(now_ns)
@@ -213,11 +246,19 @@ class SglangScheduler(LookingScheduler):
             batch.max_steps = self._leap_steps(now_ns)
         return batch
 
+    @property
+    def _is_late(self) -> bool:
+        """Requests that come are polled for: it prefills, and decodes nothing."""
+        return self._late_steps > 0 and not self._batch
+
     def _look(self, now_ns: int) -> None:
         """What has come joins the queue, if the engine looks before this batch.
 
         One batch late, it looks when the last batch has started.
         """
+        if self._is_late:
+            self._see(self._starts_ns[self._late_steps - 1])
+            return
         if self._not_looked < self._interval:
             return
         is_now = self._not_looked % self._interval == 0  # else it looked in a leap, at nothing
@@ -294,7 +335,8 @@ class SglangScheduler(LookingScheduler):
     # Prompts.
     def _prefill(self, now_ns: int) -> Batch | None:
         """A batch of prompts, if any can be taken."""
-        slots = self.max_num_seqs - len(self._batch)
+        held = len(self._batch)
+        slots = min(self.max_num_seqs - held, self._places - held - len(self.ledger.detached))
         cut = self._cut
         if slots <= 0 and (cut is not None) is (self.settings.full_stops_chunks == "on"):
             self._is_full = True
@@ -330,6 +372,7 @@ class SglangScheduler(LookingScheduler):
         taken = admission.taken
         tokens = sum(one.new for one in taken)
         pool.make_room(tokens if page == 1 else tokens + len(taken) * page)
+        pool.make_state_room(STATES_OF_REQUEST * len(taken))
         shape = self._shape()
         chunks: list[Chunk] = []
         prompts: list[Record] = []
@@ -346,6 +389,7 @@ class SglangScheduler(LookingScheduler):
                 if request is admission.cut:
                     cut = member
             target = one.had + one.new
+            pool.take_state(request, pool.tree.root)
             pool.grow(request, one.had, target)
             request.computed_tokens = target
             member.pending += one.new
@@ -703,7 +747,9 @@ class SglangScheduler(LookingScheduler):
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         self._has_left = True
-        return self._unseen.remove(request) or self.running.cancel(request)
+        is_here = self._unseen.remove(request) or self.running.cancel(request)
+        self.pool.drop_state(request)  # one that waited may have had one
+        return is_here
 
     def evacuate(self) -> list[Request]:
         """Everything leaves: waiting requests first, then running ones. The pool is empty."""
@@ -715,6 +761,16 @@ class SglangScheduler(LookingScheduler):
     def recount(self) -> list[str]:
         """Full check of the counts; one line for each thing that is wrong."""
         return self.running.recount()
+
+    # KV on its way in.
+    def has_places(self, count: int) -> bool:
+        """Whether so many more requests may have KV here: those that run, and where few do, twice
+        as many that are told to come (`pre_alloc_size` of its decode servers)."""
+        most = self._places
+        if most <= _FEW_PLACES:
+            most *= 3
+        held = len(self.running.requests) + len(self.ledger.arrived) + len(self.ledger.reserved)
+        return held + count <= most
 
     # Limits.
     def can_ever_hold(self, request: Request) -> str:
@@ -738,8 +794,14 @@ class SglangScheduler(LookingScheduler):
         for request in list(self._queue):
             if reason := self.can_ever_hold(request):
                 self._queue.remove(request)
+                self.pool.drop_state(request)
                 dropped.append((request, reason))
         return dropped
+
+
+def _alone() -> bool:
+    """No other replica steps with it."""
+    return False
 
 
 def _add_decodes(shape: BatchShape, more: BatchShape) -> None:

@@ -670,6 +670,12 @@ class TensorrtLlmScheduler(LookingScheduler):
         kept = 0 if self._pauses else self._owed
         return self.blocks_to_reserve(requests) <= self.pool.blocks_free - kept
 
+    def has_places(self, count: int) -> bool:
+        """Whether so many more requests may have KV here: those of a batch (a request comes to the
+        executor, which asks for its KV, when it has a place)."""
+        held = len(self.running.requests) + len(self.ledger.arrived) + len(self.ledger.reserved)
+        return held + count <= self.max_num_seqs
+
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Reserve blocks for inbound requests, all or nothing; more are kept for their output."""
         if not self.has_room(requests) or not super().reserve(requests):

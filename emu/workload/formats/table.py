@@ -118,8 +118,10 @@ def open_source(opening: Opening, name: str) -> Source:
     """
     if name == _SERVEGEN.name or (name == "auto" and opening.path.is_dir()):
         return _named(_SERVEGEN, _open_servegen(opening))
-    file = TextFile(opening.path, opening.source, _FEW_BYTES if opening.is_few else CHUNK_BYTES)
+    file = TextFile(opening.path, opening.source)
     head = file.head()
+    if opening.is_few:
+        file.chunk_bytes = _bytes_of(head, opening.limit)
     if not head.strip():
         raise InputError(opening.source, 1, "$", "the file is empty")
     if opening.columns:
@@ -133,6 +135,16 @@ def open_source(opening: Opening, name: str) -> Source:
     else:
         found = _CSV.get(name) or next(one for one in formats() if one.name == name)
     return _named(found, found.open(opening, file))
+
+
+def _bytes_of(head: bytes, lines: int) -> int:
+    """How much to read at once for so many lines, a header and a few that are left out."""
+    end = 0
+    for _ in range(lines + lines // 16 + 2):
+        end = head.find(b"\n", end) + 1
+        if not end:
+            return _FEW_BYTES
+    return end
 
 
 def _named(found: Format, reader: Source) -> Source:

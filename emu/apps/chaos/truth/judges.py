@@ -14,6 +14,7 @@ from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
 from emu.apps.chaos.truth.drafter_times import drafters_of
 from emu.apps.chaos.truth.drafts import Drafts
+from emu.apps.chaos.truth.encoded import judge_encoded
 from emu.apps.chaos.truth.fair import Fair
 from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
@@ -126,6 +127,7 @@ def truth_of(
         beside.judge(written.rows, written.summary)
         judge_made(tape, () if written.lines else written.rows)
         if written.lines:
+            judge_encoded(tape, written.lines)
             judge_sessions(tape, written.lines, written.rows)
             Drafts(tape, written.lines).judge(written.summary)
             Clients(tape, windows, written.lines).judge(written.rows)

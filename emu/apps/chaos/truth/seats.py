@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from emu.cluster.state_slots import keeps_tree
+
 if TYPE_CHECKING:
     from emu.cluster.plan import Plan, ReplicaPlan
 
@@ -79,6 +81,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its data-parallel group, or none."""
     experts: Experts | None
     """What it shares with its group."""
+    hidden: int
+    """Width of its model."""
     placement_ns: int
     """Between two placements of its group's experts; 0 = they stay."""
     served: str
@@ -136,6 +140,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
+            hidden=replica.model.hidden,
             placement_ns=0 if replica.experts is None else round(1e9 * replica.experts.interval_s),
             served=replica.served,
             is_plain=kind == "plain",
@@ -144,7 +149,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             is_outside=kind == "outside",
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
-            is_hybrid=replica.kv_layout is not None,
+            is_hybrid=replica.kv_layout is not None or keeps_tree(replica.scheduler, replica.model),
             is_ahead=replica.schedules_ahead,
             is_offloaded=replica.placement is not None or replica.latency.attention_offload,
             token_flops=_token_flops(replica),

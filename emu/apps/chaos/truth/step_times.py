@@ -4,7 +4,7 @@ Restates docs/lab/roofline.md. A step is the sum of its kernels at the token cou
 attention over what each member has read before, logits of its rows; the host bounds it, or comes
 on top. Models whose layers differ are those of `unlike_layers`. Not restated, and passed over:
 experts that are exchanged or routed unevenly, weights and attention outside the GPU, engines that
-are corrected or fresh.
+are corrected or fresh, and the delta rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from emu.apps.chaos.truth.graphs import Graphs
 from emu.apps.chaos.truth.kernel_times import Attention, Operations, Peers, stored
 from emu.apps.chaos.truth.rings import Rings
-from emu.catalogue.layers import LatentAttention
+from emu.catalogue.layers import Experts, LatentAttention
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, NetworkTable, RooflineTable
 from emu.latency.coefficients import scaled
@@ -62,6 +62,8 @@ def is_restated(context: LatencyContext) -> bool:
     """Whether all that the steps of such a replica take is here."""
     table, model, engine = context.table, context.model, context.engine
     if type(table) is not RooflineTable or model.wide_router:
+        return False
+    if any(one.state and one.state.kind == "gated_delta" for one in model.special_layers):
         return False
     is_elsewhere = context.shared_experts or context.placement or table.attention_offload
     is_odd = is_elsewhere or model.tower or table.fp8_block_products != "native"
@@ -253,7 +255,18 @@ class StepTimes:
             ranks=self._ep,
             shared=moe.shared_ffn // moe.ffn if is_fused else 0,
         )
-        return total + (self._mlp(tokens, moe.shared_ffn) if moe.shared_ffn and not is_fused else 0)
+        return total if is_fused else total + self._shared(moe, tokens)
+
+    def _shared(self, moe: Experts, tokens: int, *, is_gated: bool | None = None) -> float:
+        """What every token passes, and its own gate: a column, a sigmoid, a product, the sum."""
+        if not moe.shared_ffn:
+            return 0.0
+        total = self._mlp(tokens, moe.shared_ffn, is_gated=is_gated)
+        if moe.shared_gate:
+            stream = self._stream(tokens)
+            total += self._ops.product(tokens, 1, self._spec.hidden, self._plain)
+            total += self._ops.moved(0) + self._ops.moved(2 * stream) + self._ops.moved(3 * stream)
+        return total
 
     def _collectives(self, tokens: int, is_moe: bool) -> float:
         stream = self._stream(tokens)

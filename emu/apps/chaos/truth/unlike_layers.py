@@ -12,7 +12,7 @@ from functools import cache
 
 from emu.apps.chaos.truth.kernel_times import Attention, stored
 from emu.apps.chaos.truth.step_times import Step, StepTimes, latent_products
-from emu.catalogue.layers import Layer
+from emu.catalogue.layers import Layer, StateSpace
 
 
 class UnlikeSteps(StepTimes):
@@ -57,7 +57,10 @@ class UnlikeSteps(StepTimes):
             wide += kv_heads * (part.head_dim + part.value_dim)
             total += ops.product(tokens, wide, hidden, dtype)
             total += ops.product(tokens, hidden, heads * part.value_dim, dtype)
-            total += ops.moved(2 * tokens * (heads + kv_heads) * part.head_dim * self._element)
+            # Norms of queries and keys are a kernel, a gate of the output is four.
+            kernels = 1 + (part.norm_params > 0) + 4 * part.output_gate
+            wide = 2 * tokens * (heads + kv_heads) * part.head_dim
+            total += kernels * ops.moved(wide * self._element)
         if latent is not None:
             heads, indexer = self._heads(layer)[0], layer.indexer
             total += latent_products(latent, heads, hidden, tokens, dtype, ops.product)
@@ -66,14 +69,26 @@ class UnlikeSteps(StepTimes):
                 total += ops.product(tokens, wide, latent.q_lora_rank, dtype)
                 total += ops.product(tokens, indexer.head_dim + indexer.heads, hidden, dtype)
         if state is not None:
-            wide = -(-state.matrix_params // self._tp) // hidden
-            total += ops.product(tokens, wide, hidden, dtype)
+            total += self._state_products(state, tokens, dtype)
             if state.conv_channels:
                 channels = -(-state.conv_channels // self._tp)
                 total += ops.moved(2 * tokens * channels * self._element)
             flops = tokens * -(-state.flops_per_token // self._tp)
             rate = ops.gpu.peak_flops("bfloat16") * self._kernels.prompts.compute
             total += flops / rate + 1e-6 * self._kernels.element_us
+        return total
+
+    def _state_products(self, state: StateSpace, tokens: int, dtype: str) -> float:
+        """Into a state and out of it: one product for all, or each by itself."""
+        hidden, ops = self._spec.hidden, self._ops
+        if not state.inputs:
+            return ops.product(tokens, -(-state.matrix_params // self._tp) // hidden, hidden, dtype)
+        out = -(-state.output_width // self._tp)
+        total = ops.product(tokens, hidden, out, dtype)
+        total += ops.moved(3 * tokens * out * self._element)
+        for width in state.inputs:
+            mine = -(-width // self._tp)
+            total += ops.product(tokens, mine, hidden, dtype if mine >= 128 else self._plain)
         return total
 
     def _heads(self, layer: Layer) -> tuple[int, int]:
@@ -99,8 +114,7 @@ class UnlikeSteps(StepTimes):
         )
         if moe.hidden:
             total += 2 * self._ops.product(tokens, inner, hidden, self._linear)
-        if moe.shared_ffn:
-            total += self._mlp(tokens, moe.shared_ffn, is_gated=layer.experts_gated)
+        total += self._shared(moe, tokens, is_gated=layer.experts_gated)
         return total
 
     @cache  # noqa: B019 - as many as a model has layers

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
-from emu.apps.chaos.worlds.narrow import burst, small_world
+from emu.apps.chaos.worlds.narrow import burst, small_world, turns
+from emu.apps.chaos.worlds.policies import pool_scaling
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
     FasterTransformerTable,
@@ -71,6 +72,9 @@ def _stops() -> Sequence[Stop]:
         _shared_experts,
         _limits_of_vidur,
         _limits_of_sglang,
+        _queues_of_pods,
+        _long_moves,
+        _states_below,
     )
 
 
@@ -246,3 +250,55 @@ def _limits_of_sglang(rng: Rng, tables: Tables) -> Lines:
         "disable_overlap_schedule": True,
     }
     return _two_bursts(rng, int(rng.integers(10, 25)), (10, 100), (40, 200))
+
+
+def _queues_of_pods(rng: Rng, tables: Tables) -> Lines:
+    """A pool that shrinks while some of its replicas have long queues."""
+    tables["nodes"] = [{"count": 4, "gpus": 1, "gpu": "H100-SXM5-80GB"}]
+    tables["replicas"] = [{"role": "colocated", "count": 4}]
+    tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 400, "max_num_seqs": 1}
+    tables["router"] = {"policy": "random"}
+    tables["autoscale"] = pool_scaling(rng) | {
+        "min_replicas": 1,
+        "max_replicas": 4,
+        "tick_ms": 20.0,
+        "metric": "concurrency",
+        "target_value": 30.0,
+        "scale_down_stabilization_s": float(pick(rng, (0.0, 0.3))),
+        "metrics_delay_ms": 0.0,
+    }
+    return burst(rng, 30, (20, 100), (20, 80))
+
+
+def _long_moves(rng: Rng, tables: Tables) -> Lines:
+    """Requests that move over slow links while they decode, block by block."""
+    tables["nodes"] = [{"count": 4, "gpus": 1, "gpu": "H100-SXM5-80GB"}]
+    tables["nodes"][0]["nic_gbps"] = float(pick(rng, (2.0, 5.0, 10.0)))
+    tables["replicas"] = [{"role": "prefill"}, {"role": "decode", "count": 3}]
+    tables["latency"] = {"backend": "linear", "base_us": 2000.0, "per_token_us": 20.0}
+    tables["scheduler"] = {
+        "policy": tag_of(VllmTable),
+        "block_size": int(pick(rng, (1, 4))),
+        "num_blocks": int(pick(rng, (3000, 6000))),
+        "max_num_seqs": 64,
+        "prefix_caching": False,
+    }
+    tables["router"] = {"decode_policy": "first_free"}
+    tables["migration"] = {
+        "rebalance": True,
+        "rebalance_gap": 0.02,
+        "rebalance_period_ms": float(pick(rng, (5.0, 20.0))),
+    }
+    return burst(rng, 20, (20, 200), (100, 400))
+
+
+def _states_below(rng: Rng, tables: Tables) -> Lines:
+    """Sessions on a model with states, whose cache goes to the memory of the machine and back."""
+    lines = turns(rng, tables)
+    for feature in all_features():
+        feature.withdraw(tables)
+    tables["model"] = {"name": _STATES[0], "max_model_tokens": 4096}
+    tables["replicas"][0]["count"] = 1
+    tables["scheduler"] |= {"block_size": 16, "num_blocks": int(rng.integers(70, 120))}
+    tables["network"] = {"tiers": ["cpu"], "cpu_tier_gib": 8.0, "tier_block_tokens": 16}
+    return lines

@@ -85,21 +85,32 @@ _OF_ENGINES: Final = {
 
 
 def draw_engine_states(seed: int, tables: Tables) -> None:
-    """The same in worlds of SGLang's and TensorRT-LLM's schedulers, which then cache nothing."""
+    """The same in worlds of SGLang's and TensorRT-LLM's schedulers. SGLang hands them over, and
+    caches them on servers of its own that draft nothing; TensorRT-LLM does neither."""
     rng, groups = rng_stream(seed, "chaos states of engines"), tables["replicas"]
     scheduler = tables["scheduler"]
+    is_alone = all(group.get("role", "colocated") == "colocated" for group in groups)
+    drafts_nothing = not features_in(tables)
+    hands_over = scheduler["policy"] == "sglang" and drafts_nothing
     can = (
         scheduler.get("max_batch_size", 1) > 0  # all of its states are set aside
         and tables["latency"].get("backend", COSTED[0]) in COSTED
-        and all(group.get("role", "colocated") == "colocated" for group in groups)
+        and (is_alone or hands_over)
         and not any(_has_own_tables(group) for group in groups)
     )
     if not can or not chance(rng, _STATES_SHARE):
         return
     tables["model"]["name"] = str(pick(rng, _OF_ENGINES[scheduler["policy"]]))
     if "disable_radix_cache" in scheduler:
-        scheduler["disable_radix_cache"] = True
+        has_tree = is_alone and drafts_nothing and chance(rng, 0.5)
+        scheduler["disable_radix_cache"] = not has_tree
         scheduler.pop("radix_eviction_policy", None)
+        if has_tree:
+            page = scheduler.pop("page_size", 1) or 1
+            if "num_blocks" in scheduler:
+                scheduler["num_blocks"] *= page
+            for key in ("disable_overlap_schedule", "ignore_eos"):
+                scheduler.pop(key, None)
         scheduler["mamba_full_memory_ratio"] = float(pick(rng, (0.1, 0.9, 2.0)))
         scheduler["max_mamba_cache_size"] = int(pick(rng, (0, 0, 3, 40)))
         scheduler["mamba_ssm_dtype"] = pick(rng, ("auto", "float32", "bfloat16"))

@@ -314,7 +314,7 @@ def _found(
         configs = table.parent / _CONFIGS
         read, left = read_points(table)
         read = doubted(read)
-        wanted = [p for p in read if _is_wanted((p.point_id, table.name), only)]
+        wanted = [p for p in read if _is_wanted((p.point_id, p.model, table.name), only)]
         points += wanted
         unread += [one for one in left if _is_wanted((one.run_id, table.name), only)]
         homes |= {p.point_id: configs if configs.is_dir() else None for p in wanted}

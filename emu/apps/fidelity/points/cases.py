@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -262,6 +262,25 @@ def _replicas(servers: Servers, count: int, recipe: Recipe) -> Iterable[str]:
     experts = servers.tensor_parallel if spreads else servers.expert_parallel
     if experts > 1:
         yield f"expert_parallel = {experts}"
+    keys = recipe.roles.get(servers.role)
+    if keys is not None:
+        yield f"scheduler = {_inline(keys.scheduler)}"
+        if keys.engine:
+            yield f"engine = {_inline(keys.engine)}"
+        if keys.latency:
+            yield f"latency = {_inline(keys.latency)}"
+
+
+def _inline(keys: Mapping[str, object]) -> str:
+    """A table of TOML on one line."""
+    pairs = (f"{key} = {_value(value)}" for key, value in keys.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _network(point: Point) -> Iterable[str]:
@@ -323,7 +342,7 @@ def _workload(job: Job) -> Iterable[str]:
 def _scheduler(recipe: Recipe) -> Iterable[str]:
     yield "[scheduler]"
     for key, value in recipe.scheduler.items():
-        yield f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+        yield f"{key} = {_value(value)}"
 
 
 def _drafting(job: Job) -> Iterable[str]:

@@ -7,10 +7,13 @@ what was measured. Rows of other sources have what the tables say of all rows (`
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from emu.apps.fidelity.points.apart import Launch, RoleKeys, launches_of, role_keys
 from emu.apps.fidelity.points.configurator import Keys, configured_keys, is_configured
 from emu.apps.fidelity.points.table import UNKNOWN, Point
 
@@ -43,6 +46,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of a configuration beside model, ranks and load."""
 
     scheduler: Keys
+    roles: Mapping[str, RoleKeys] = MappingProxyType({})
+    """Keys of the replicas of a role, beside those of all."""
     version: str = ""
     """Where the row names none, or that of a program around the engine."""
     stream_interval: int = 1
@@ -63,8 +68,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def recipe_of(point: Point, drafts: int = 0) -> Recipe:
     """What a point's servers were started with; `drafts`: of each step, of those that may be."""
+    launches = launches_of(point)
     if is_configured(point):
         found = _configured(point)
+    elif launches:
+        found = _apart(point, launches, drafts)
     elif point.load != "clients" or not point.is_random_text or len(point.servers) > 1:
         found = _untold(point, drafts)
     elif point.engine == "sglang":
@@ -77,6 +85,24 @@ def recipe_of(point: Point, drafts: int = 0) -> Recipe:
         found,
         version=_version_of(point),
         drafts=found.drafts if point.drafts == UNKNOWN else (0,),
+    )
+
+
+def _apart(point: Point, launches: Sequence[Launch], drafts: int) -> Recipe:
+    """Prefill and decode apart, started with one of these files."""
+    told = sorted({one.drafts for one in launches})
+    taken = drafts if drafts in told else told[0]
+    launch = next(one for one in launches if one.drafts == taken)
+    is_sglang = point.engine == "sglang"
+    keys: Keys = {"disable_radix_cache": True, "ignore_eos": True}
+    if not is_sglang:
+        keys = {"enable_block_reuse": False, "cuda_graph_padding": True}
+    return Recipe(
+        scheduler=keys,
+        roles=role_keys(launch, point),
+        narrow_kv=not is_sglang or _is_blackwell(point),
+        stream_interval=launch.decode.interval,
+        drafts=tuple(told),
     )
 
 

@@ -1,0 +1,33 @@
+"""Imports of libraries without what they would load beside themselves and no run uses.
+
+with standing_in({"typing_extensions": None}):
+    import msgspec
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+
+@contextmanager
+def standing_in(names: dict[str, ModuleType | None]) -> Iterator[None]:
+    """While this lasts, what is imported finds these in place of modules that are not loaded yet;
+    None: as if it were not installed."""
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = names[name]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+def module_of(name: str, contents: dict[str, object]) -> ModuleType:
+    """A module that stands in for another one."""
+    made = ModuleType(name)
+    made.__dict__.update(contents)
+    return made
