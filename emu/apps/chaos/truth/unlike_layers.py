@@ -86,9 +86,13 @@ class UnlikeSteps(StepTimes):
         out = -(-state.output_width // self._tp)
         total = ops.product(tokens, hidden, out, dtype)
         total += ops.moved(3 * tokens * out * self._element)
-        for width in state.inputs:
-            mine = -(-width // self._tp)
-            total += ops.product(tokens, mine, hidden, dtype if mine >= 128 else self._plain)
+        engine = self._context.engine
+        joins = engine is None or engine.joins_projections
+        for group in state.inputs:
+            # Most engines make one product of a group.
+            for width in [sum(group)] if joins else group:
+                mine = -(-width // self._tp)
+                total += ops.product(tokens, mine, hidden, dtype if mine >= 128 else self._plain)
         return total
 
     def _heads(self, layer: Layer) -> tuple[int, int]:
