@@ -16,6 +16,9 @@ _TURN_NS: Final = 2_000_000
 """Wall time after which timers that are due let the event loop look at its sockets."""
 _TURN_EVENTS: Final = 16
 """Timers after which they do as well: an emulation that is behind hears of clients that leave."""
+_TURN_SAMPLES: Final = 100
+"""Samples of the time series after which they do too: a cluster that was idle at a high speed has
+as many to take as seconds went by."""
 _NAP_S: Final = 0.0005
 """A wait that is shorter is slept through: uvloop's timers count milliseconds, and one that is
 rounded down would be asked for again and again until its instant has come."""
@@ -144,6 +147,16 @@ class WallKernel(TaskKernel):
             self._loop.call_soon(self._advance)  # others look at what has happened first
         return True
 
+    def _takes_samples(self, due_ns: int) -> bool:
+        """The samples before an instant can be taken in one turn; else a part of them is taken."""
+        if self._sample_ns is None:
+            return True
+        many_ns = self._sample_ns + _TURN_SAMPLES * self._sample_period_ns
+        if due_ns <= many_ns or (self._limit_ns is not None and self._limit_ns < many_ns):
+            return True
+        self._take_samples(many_ns)
+        return False
+
     def _come_back(self) -> None:
         """What was woken has had its turn."""
         self._gives_way = self._comes_back = False
@@ -179,7 +192,8 @@ class WallKernel(TaskKernel):
                     self._comes_back = True
                     self._loop.call_soon(self._come_back)
                 return
-            if moved == _TURN_EVENTS or now_ns - begin_ns > _TURN_NS:
+            is_long = moved == _TURN_EVENTS or now_ns - begin_ns > _TURN_NS
+            if is_long or not self._takes_samples(due_ns):
                 self._loop.call_soon(self._advance)
                 return
             moved += 1

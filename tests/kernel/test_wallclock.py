@@ -48,6 +48,33 @@ def test_a_timer_is_waited_for_in_wall_time_and_happens_once(
     anyio.run(main)
 
 
+def test_samples_of_an_idle_time_are_taken_in_turns() -> None:
+    sampled: list[int] = []
+    seen: list[int] = []
+
+    async def main() -> None:
+        now = [0]
+        kernel = WallKernel(speed=1.0, clock_ns=lambda: now[0])
+        kernel.sample_every(1_000, sampled.append)
+        running = asyncio.create_task(kernel.run())
+        await asyncio.sleep(0)
+        now[0] = 10_000_500
+        kernel.enter(lambda: seen.append(len(sampled)))
+        turns = 0
+        while not seen:
+            turns += 1
+            before = len(sampled)
+            await asyncio.sleep(0)
+            assert len(sampled) - before <= 200
+        assert turns >= 50
+        kernel.stop()
+        await running
+
+    anyio.run(main)
+    assert seen == [10_000]
+    assert sampled == list(range(1_000, 10_001_000, 1_000))
+
+
 def test_a_timer_that_was_put_off_is_passed_over() -> None:
     """What is in the queue for the earlier instant is void, and goes when it is due."""
     told: list[str] = []

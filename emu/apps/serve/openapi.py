@@ -116,6 +116,9 @@ def _answers() -> Schema:
     replica = _object({"id": _COUNT, "state": _STRING, **load})
     return {
         "Error": _object({"error": _object(error)}),
+        "MessagesError": _object(
+            {"type": {"const": "error"}, "error": _object({"type": _STRING, "message": _STRING})}
+        ),
         "Completion": _answer_of("text_completion", {**chosen, "text": _STRING}, frame),
         "ChatCompletion": _answer_of("chat.completion", {**chosen, "message": message}, frame),
         "Answer": _ANYTHING,
@@ -154,8 +157,10 @@ def _described(operation: Operation) -> Schema:
     if operation.streams:
         content[EVENTS] = {"schema": {}}
     responses: Schema = {"200": {"description": "Done.", "content": content}}
-    # Health says why it is not ready in its own form.
+    # Health says why it is not ready in its own form, as does Anthropic's face.
     form = "Status" if operation.answer == "Status" else "Error"
+    if operation.path.startswith("/v1/messages"):
+        form = "MessagesError"
     needs_key = operation.access is not Access.OPEN
     for status in (*operation.statuses, *((401,) if needs_key else ())):
         content = {JSON: _ref(form)}

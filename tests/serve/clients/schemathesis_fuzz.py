@@ -2,9 +2,10 @@
 
     CLIENT_VENV/bin/python tests/serve/clients/schemathesis_fuzz.py BASE_URL
 
-Two passes over all paths but the endless event stream, with every check but one: that a body which
-fits its schema is accepted, as rules between two fields are not in the document. First what clients
-call; then what changes the cluster, which may leave it without a replica.
+Three passes over all paths but the endless event stream, with every check but one: that a body
+which fits its schema is accepted, as rules between two fields are not in the document. First what
+clients call; then what changes the cluster, which may leave it without a replica or asleep; at last
+the knobs, which may leave it far behind a clock that they have sped up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import urllib.request
 from pathlib import Path
 
 PROGRAM = Path(sys.executable).with_name("schemathesis")
-CONTROL = "^/emu/(faults|scale|commands|failures)$"
+CONTROL = "^/(emu/(faults|scale|commands|failures)|sleep|wake_up|reset_prefix_cache)"
+KNOBS = "^/emu/knobs$"
 ENDLESS = "^/emu/events$"
 NOT_CHECKED = "positive_data_acceptance"
 
@@ -38,10 +40,11 @@ def replicas(base_url: str) -> int:
 def main(base_url: str) -> int:
     base_url = base_url.removesuffix("/v1")
     expected = replicas(base_url)
-    calls = fuzz(base_url, "--exclude-path-regex", f"{CONTROL}|{ENDLESS}", examples=200)
+    calls = fuzz(base_url, "--exclude-path-regex", f"{CONTROL}|{KNOBS}|{ENDLESS}", examples=200)
     control = fuzz(base_url, "--include-path-regex", CONTROL, examples=200)
+    knobs = fuzz(base_url, "--include-path-regex", KNOBS, examples=100)
     assert replicas(base_url) == expected
-    return calls or control
+    return calls or control or knobs
 
 
 if __name__ == "__main__":

@@ -87,9 +87,10 @@ class UnlikeSteps(StepTimes):
         total = ops.product(tokens, hidden, out, dtype)
         total += ops.moved(3 * tokens * out * self._element)
         engine = self._context.engine
-        are_joined = engine is None or engine.joins_projections
+        joins = engine is None or engine.joins_projections
         for group in state.inputs:
-            for width in (sum(group),) if are_joined else group:
+            # Most engines make one product of a group.
+            for width in [sum(group)] if joins else group:
                 mine = -(-width // self._tp)
                 total += ops.product(tokens, mine, hidden, dtype if mine >= 128 else self._plain)
         return total
