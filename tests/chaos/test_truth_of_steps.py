@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from emu.apps.chaos.truth.judges import truth_of
-from emu.apps.chaos.truth.step_times import is_restated, made_of, step_of
+from emu.apps.chaos.truth.made_times import made_of
+from emu.apps.chaos.truth.step_times import is_restated
+from emu.apps.chaos.truth.steps import step_of
 from emu.apps.chaos.worlds.kinds import AT, EVERY, draw_kinds
 from emu.apps.chaos.worlds.world import draw_world
 from emu.cluster.backends import make_latency

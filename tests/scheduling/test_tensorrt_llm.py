@@ -198,6 +198,16 @@ def test_one_that_gives_way_leaves_its_own_blocks_and_no_more() -> None:
     assert (of.waiting_count, of.blocks_used) == (2, 5)
 
 
+def test_a_step_without_members_is_formed_again() -> None:
+    """With reuse, one that asks again for blocks waits for the block that it was to make itself.
+    The one that gave way was all that ran: the engine goes around once more at once."""
+    of = scheduler(6, block=4, capacity_scheduler_policy="MAX_UTILIZATION")
+    of.enqueue(request(5, 8, 8), 0)
+    assert step(of, 0) == {5: 8}
+    of.enqueue(request(0, 20, 2), 10)
+    assert step(of, 10) == {0: 20}
+
+
 def test_a_static_batch_waits_for_the_end_of_the_last() -> None:
     of = scheduler(100, capacity_scheduler_policy="STATIC_BATCH")
     found = steps(of, [request(0, 10, 2), request(1, 10, 4)])

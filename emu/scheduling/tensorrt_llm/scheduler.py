@@ -232,12 +232,14 @@ class TensorrtLlmScheduler(LookingScheduler):
         generations = len(running.requests) - len(started) + len(late)
         budget = self._budget - generations - self._draft_tokens(late)
         fitting = self._fitting(started, budget - sum(lengths), cut) if self._queue.count else []
+        started = [one for one in started if one.is_alive]  # the others gave way just now
+        generations = len(running.requests) - len(started) + len(late)
         tokens = self._shares(started, fitting, budget, is_generating=generations > 0)
         if not (generations or any(tokens)):
             return None
         self._generate(forming, late)
         for one, new in zip(started, tokens, strict=False):
-            if new and one.is_alive:  # an earlier request may have taken its place just now
+            if new:
                 self._compute(forming, one, new)
         for request, new in zip(fitting, tokens[len(started) :], strict=True):
             if new:

@@ -17,7 +17,8 @@ from typing import Any, Final
 from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.drafter_times import DrafterTimes, step_with_drafts
 from emu.apps.chaos.truth.seats import Seat
-from emu.apps.chaos.truth.step_times import StepTimes, step_of
+from emu.apps.chaos.truth.step_times import StepTimes
+from emu.apps.chaos.truth.steps import step_of
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.windows import Windows
 from emu.config.schema import RooflineTable, SglangTable, TensorrtLlmTable

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from emu.apps.chaos.truth.step_times import Step, StepTimes, is_restated, made_of
+from emu.apps.chaos.truth.made_times import made_of
+from emu.apps.chaos.truth.step_times import StepTimes, is_restated
+from emu.apps.chaos.truth.steps import Step
 from emu.apps.chaos.truth.tape import keys_of
 from emu.catalogue.drafts import Draft
 from emu.cluster.plan import Plan, ReplicaPlan

@@ -5,14 +5,12 @@ Restates "The engine" of docs/lab/roofline.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from emu.apps.chaos.truth.steps import Step
 from emu.config.schema import RooflineTable
 from emu.latency.context import LatencyContext
 from emu.latency.sampling import resolve_sampling
-
-if TYPE_CHECKING:
-    from emu.apps.chaos.truth.step_times import Step
 
 _MOST: Final = 1 << 14
 """Tokens beyond which no engine captures."""

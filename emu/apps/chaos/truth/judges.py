@@ -8,7 +8,7 @@ from typing import NamedTuple
 from emu.apps.chaos.truth.beside import Beside
 from emu.apps.chaos.truth.choices import Choices
 from emu.apps.chaos.truth.clients import Clients
-from emu.apps.chaos.truth.copies import judge_host_copies, judge_live_moves
+from emu.apps.chaos.truth.copies import judge_host_copies
 from emu.apps.chaos.truth.costs import Iterations
 from emu.apps.chaos.truth.deadlines import Deadlines
 from emu.apps.chaos.truth.doors import Doors
@@ -21,7 +21,9 @@ from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
 from emu.apps.chaos.truth.leaving import Leaving
+from emu.apps.chaos.truth.live_moves import judge_live_moves
 from emu.apps.chaos.truth.made import judge_made
+from emu.apps.chaos.truth.made_times import times_of
 from emu.apps.chaos.truth.models import judge_models
 from emu.apps.chaos.truth.places import judge_places
 from emu.apps.chaos.truth.planners import Planners
@@ -44,7 +46,6 @@ from emu.apps.chaos.truth.series import Series, judge_waits
 from emu.apps.chaos.truth.sharing import judge_sharing
 from emu.apps.chaos.truth.sights import judge_placements, judge_sights
 from emu.apps.chaos.truth.standing import Standing, judge_lists
-from emu.apps.chaos.truth.step_times import times_of
 from emu.apps.chaos.truth.sums import judge_execution, judge_sessions, judge_sums
 from emu.apps.chaos.truth.tape import Record, Tape
 from emu.apps.chaos.truth.transfers import Transfers

@@ -10,52 +10,21 @@ are corrected or fresh, and the delta rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from emu.apps.chaos.truth.graphs import Graphs
 from emu.apps.chaos.truth.kernel_times import Attention, Operations, Peers, stored
 from emu.apps.chaos.truth.rings import Rings
+from emu.apps.chaos.truth.steps import Step
 from emu.catalogue.layers import Experts, LatentAttention
-from emu.cluster.plan import Plan
-from emu.config.schema import Config, NetworkTable, RooflineTable
+from emu.config.schema import NetworkTable, RooflineTable
 from emu.latency.coefficients import scaled
 from emu.latency.context import LatencyContext
 
 _WIDE: Final = ("float16", "bfloat16", "float32")
-
-
-class Step(NamedTuple):
-    """What a step computes."""
-
-    prompts: tuple[tuple[int, int], ...]
-    """(tokens before, new tokens) of members with several new ones."""
-    decodes: int
-    """Sequences with one token, or with drafts that are verified."""
-    seen: int
-    """Tokens that their attention reads."""
-    sequences: int
-    padded: int = 0
-    """Tokens of the largest member of a group that steps together."""
-    queries: int = 0
-    """Tokens of what decodes and verifies."""
-    verifying: int = 0
-    """Of the sequences, those that verify drafts."""
-    drafts: int = 0
-    """Rows of logits beside one of each sequence."""
-
-
-def step_of(members: Sequence[Sequence[int]], padded: int = 0) -> Step:
-    """The step of members without drafts (row, tokens before, new tokens).
-
-    `padded`: tokens of the largest member of its group.
-    """
-    decodes = [before for _, before, new in members if new == 1]
-    prompts = tuple((before, new) for _, before, new in members if new != 1)
-    count = len(decodes)
-    return Step(prompts, count, sum(decodes) + count, len(members), padded, count)
 
 
 def is_restated(context: LatencyContext) -> bool:
@@ -324,28 +293,3 @@ def _is_described(context: LatencyContext) -> bool:
     is_given = is_given or network.collective_splits > 1 or bool(network.congestion)
     is_given = is_given or network.link_latency_ns >= 0 or context.node.nvlink_latency_ns >= 0
     return is_given or ranks > context.gpus_per_machine
-
-
-def made_of(context: LatencyContext) -> StepTimes:
-    """The times of a kind that `is_restated`."""
-    if not context.model.special_layers:
-        return StepTimes(context)
-    from emu.apps.chaos.truth.unlike_layers import UnlikeSteps
-
-    return UnlikeSteps(context)
-
-
-def times_of(config: Config, plan: Plan) -> dict[int, StepTimes]:
-    """Times by replica, where all is restated; replicas of a kind share one."""
-    known: list[tuple[LatencyContext, StepTimes]] = []
-    found: dict[int, StepTimes] = {}
-    for replica in plan.replicas:
-        context = replica.latency_context(config)
-        if not is_restated(context):
-            continue
-        times = next((times for other, times in known if other == context), None)
-        if times is None:
-            times = made_of(context)
-            known.append((context, times))
-        found[replica.replica_id] = times
-    return found

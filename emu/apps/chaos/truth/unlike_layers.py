@@ -11,7 +11,8 @@ from collections import Counter
 from functools import cache
 
 from emu.apps.chaos.truth.kernel_times import Attention, stored
-from emu.apps.chaos.truth.step_times import Step, StepTimes, latent_products
+from emu.apps.chaos.truth.step_times import StepTimes, latent_products
+from emu.apps.chaos.truth.steps import Step
 from emu.catalogue.layers import Layer, StateSpace
 
 
