@@ -89,7 +89,7 @@ def test_the_new_router_is_in_every_list(changed: Path) -> None:
         "from emu.config.load import config_from_dict\n"
         "from emu.apps.chaos.worlds.world import draw_world\n"
         "worlds = [draw_world(seed).tables for seed in range(120)]\n"
-        "names = {tables['router']['policy'] for tables in worlds if 'router' in tables}\n"
+        "names = {tables['router'].get('policy', '') for tables in worlds if 'router' in tables}\n"
         "print(sorted(names))\n"
         "config_from_dict({'router': {'policy': 'stiky'}})\n"
     )
