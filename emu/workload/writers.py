@@ -209,7 +209,9 @@ _PLAIN_COLUMNS: Final = (
     "session_id",
     "tenant",
     "priority",
-    *_LIMITS,
+    "deadline_ns",
+    "cancel_after_ns",
+    "max_output_toks",
 )
 
 

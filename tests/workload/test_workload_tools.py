@@ -171,6 +171,16 @@ def test_what_a_format_cannot_say_is_counted(tmp_path):
     assert written.dropped == {"token ids": 2}
 
 
+def test_a_table_has_no_images(tmp_path):
+    line = '{"input_toks":2,"output_toks":1,"arrival_time_ns":0,"images":[[7,0,1]]}'
+    (tmp_path / "j").write_text(line + "\n")
+    written = convert(WorkloadTable(path="j"), tmp_path / "c", "csv", base_dir=tmp_path)
+    assert written.dropped == {"images": 1}
+    header, row = (tmp_path / "c").read_text().splitlines()
+    assert header.split(",")[-1] == "max_output_toks"
+    assert "None" not in row
+
+
 def test_sessions_are_refused_outside_jsonl_and_nothing_is_left_behind(tmp_path):
     (tmp_path / "j").write_text(
         '{"arrival_time_ns":0,"sub_requests":[{"input_toks":1,"output_toks":1}]}\n'
