@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from emu.apps.serve.choices import Choice
 from emu.replica.view import ReplicaHandle
@@ -280,7 +278,7 @@ def awaiting_kv(replica: ReplicaHandle, stats: Statistics) -> int:
     return stats.fetching + come
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Times(NamedTuple):
     """When a request was where on one engine, emulated ns."""
 
     came_ns: int

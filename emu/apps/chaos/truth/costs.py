@@ -291,8 +291,8 @@ class Iterations:
         key = seat.replica, formed["batch"]
         times, drafter = self._times.get(seat.replica), self._drafters.get(seat.replica)
         padded = self._padded.get(key, 0)
-        if seat.group and not padded:
-            return
+        if seat.group and (not padded or self._tape.config.network.tiers):
+            return  # each member of a group waits for what another one recalls from a tier
         if "verified" in formed:
             if drafter is None or seat.group or seat.is_ahead:
                 return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from emu.cluster.state_slots import keeps_tree
+from emu.config.schema import SglangTable
 
 if TYPE_CHECKING:
     from emu.cluster.plan import Plan, ReplicaPlan
@@ -149,7 +149,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             is_outside=kind == "outside",
             adapter_ns=_adapter_ns(replica, plan),
             passes_over=_passes_over(replica),
-            is_hybrid=replica.kv_layout is not None or keeps_tree(replica.scheduler, replica.model),
+            is_hybrid=replica.kv_layout is not None or _keeps_states(replica),
             is_ahead=replica.schedules_ahead,
             is_offloaded=replica.placement is not None or replica.latency.attention_offload,
             token_flops=_token_flops(replica),
@@ -159,6 +159,13 @@ def seats_of(plan: Plan) -> list[Seat]:
         for replica in plan.replicas
         for kind in (_kind(replica, plan),)
     ]
+
+
+def _keeps_states(replica: ReplicaPlan) -> bool:
+    """States stand in SGLang's prefix cache."""
+    scheduler = replica.scheduler
+    has_states = any(layer.state is not None for layer in replica.model.special_layers)
+    return isinstance(scheduler, SglangTable) and scheduler.caches_prefixes and has_states
 
 
 def _experts(replica: ReplicaPlan, plan: Plan) -> Experts | None:
