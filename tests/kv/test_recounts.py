@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from emu.kv.blocks import BlockPool
@@ -13,19 +12,8 @@ from emu.kv.counting import CountingPool
 from emu.kv.grouped import GroupedPool
 from emu.kv.groups import KvGroup, KvLayout
 from emu.kv.tree_pool import TreePool
-from emu.request import Prefix, Request
-
-
-def request(number: int, prompt: int, first: int) -> Request:
-    """A prompt of the tokens from `first` on."""
-    return Request(
-        request_id=number,
-        arrival_ns=0,
-        prompt_tokens=prompt,
-        output_tokens=8,
-        max_output_tokens=8,
-        prefix=Prefix(np.arange(first, first + prompt + 8)),
-    )
+from emu.request import Request
+from tests.kv.prompts import request
 
 
 def admitted(pool: Any, one: Request) -> Request:

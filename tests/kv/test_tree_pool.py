@@ -8,20 +8,9 @@ import pytest
 from emu.kv.prefix_tree import content_of
 from emu.kv.tree_pool import TreePool
 from emu.request import Prefix, Request
+from tests.kv.prompts import request
 
 PAGE = 16
-
-
-def request(number: int, prompt: int, first: int = 0) -> Request:
-    """A prompt of the tokens from `first` on."""
-    return Request(
-        request_id=number,
-        arrival_ns=0,
-        prompt_tokens=prompt,
-        output_tokens=8,
-        max_output_tokens=8,
-        prefix=Prefix(np.arange(first, first + prompt + 8)),
-    )
 
 
 def passes(pool: TreePool, one: Request) -> int:
