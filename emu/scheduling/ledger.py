@@ -67,6 +67,11 @@ class Ledger:
         """Blocks that faults have taken out of the pool, by number of the loss: count and ids."""
 
     @property
+    def inbound(self) -> int:
+        """Requests whose KV comes, or has come and is not taken up."""
+        return len(self.reserved) + len(self.arrived)
+
+    @property
     def blocks_used(self) -> int:
         """Blocks that are neither free nor lost."""
         return self.blocks_total - self.pool.blocks_free

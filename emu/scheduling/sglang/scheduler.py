@@ -769,7 +769,7 @@ class SglangScheduler(LookingScheduler):
         most = self._places
         if most <= _FEW_PLACES:
             most *= 3
-        held = len(self.running.requests) + len(self.ledger.arrived) + len(self.ledger.reserved)
+        held = len(self.running.requests) + self.ledger.inbound
         return held + count <= most
 
     # Limits.

@@ -675,7 +675,7 @@ class TensorrtLlmScheduler(LookingScheduler):
     def has_places(self, count: int) -> bool:
         """Whether so many more requests may have KV here: those of a batch (a request comes to the
         executor, which asks for its KV, when it has a place)."""
-        held = len(self.running.requests) + len(self.ledger.arrived) + len(self.ledger.reserved)
+        held = len(self.running.requests) + self.ledger.inbound
         return held + count <= self.max_num_seqs
 
     def reserve(self, requests: Sequence[Request]) -> bool:
