@@ -196,6 +196,9 @@ class LiveCluster(Observer):
             self._entering -= len(exchange.choices)
             for choice in exchange.choices:
                 choice.is_ended = True
+                # A decode endpoint may already have been promised its KV.
+                choice.request.status = Status.CANCELLED
+                choice.request.reason = "client_left"
             return
 
         def cancel() -> None:
