@@ -20,6 +20,8 @@ class TraceSink:
         self.writer = TraceWriter(path, events_max)
         self._latency: dict[int, LatencyBackend] = {}
         """By replica."""
+        self._titles: dict[str, str] = {}
+        """Of components."""
 
     def start(self, replica: ReplicaHandle) -> None:
         """Title of a replica's tracks."""
@@ -54,7 +56,13 @@ class TraceSink:
         if steps > 1:
             args["iterations"] = steps
         elif not latency.foreign:
-            args.update(_components(latency, batch))
+            titles = self._titles
+            for name, cost_ns in latency.components_ns(shape).items():
+                if cost_ns:
+                    title = titles.get(name)
+                    if title is None:
+                        title = titles[name] = f"{name}_ns"
+                    args[title] = cost_ns
         kind = (
             "decode"
             if not shape.prefill_new
@@ -123,11 +131,3 @@ class TraceSink:
     def mark(self, at_ns: int, replica_id: int, name: str, cause: str) -> None:
         """A change of state, a fault, a decision."""
         self.writer.instant(name, at_ns, replica_id, {"cause": cause})
-
-
-def _components(latency: LatencyBackend, batch: Batch) -> dict[str, int]:
-    return {
-        f"{name}_ns": cost_ns
-        for name, cost_ns in latency.components_ns(batch.shape).items()
-        if cost_ns
-    }
