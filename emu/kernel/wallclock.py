@@ -217,9 +217,8 @@ class WallKernel(TaskKernel):
                 self._loop.call_soon(self._advance)
                 return
             moved += 1
-            lag_ns = self.lag_ns = wall_ns - due_ns
-            if lag_ns > self.lag_max_ns:
-                self.lag_max_ns = lag_ns
+            self.lag_ns = wall_ns - due_ns
+            self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
             if not self._move_to(due_ns, priority):
                 return

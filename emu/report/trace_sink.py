@@ -20,8 +20,6 @@ class TraceSink:
         self.writer = TraceWriter(path, events_max)
         self._latency: dict[int, LatencyBackend] = {}
         """By replica."""
-        self._titles: dict[str, str] = {}
-        """Of components."""
 
     def start(self, replica: ReplicaHandle) -> None:
         """Title of a replica's tracks."""
@@ -56,13 +54,9 @@ class TraceSink:
         if steps > 1:
             args["iterations"] = steps
         elif not latency.foreign:
-            titles = self._titles
             for name, cost_ns in latency.components_ns(shape).items():
                 if cost_ns:
-                    title = titles.get(name)
-                    if title is None:
-                        title = titles[name] = f"{name}_ns"
-                    args[title] = cost_ns
+                    args[f"{name}_ns"] = cost_ns
         kind = (
             "decode"
             if not shape.prefill_new

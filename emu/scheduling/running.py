@@ -202,14 +202,13 @@ class RunningSet:
             if running.is_alive and target >= running.request.reached_tokens
         ]
         if batch is self.leaping:
-            is_in_order, last = not receivers, -1
+            in_order, last = not receivers, -1
             for running in self.requests.values():
                 if running.in_cohort:
                     receivers.append(running)
-                    if running.admission < last:
-                        is_in_order = False
+                    in_order = in_order and running.admission > last
                     last = running.admission
-            if not is_in_order:
+            if not in_order:
                 receivers.sort(key=admission)
         return [running.request for running in receivers]
 

@@ -80,7 +80,7 @@ def routes_of(service: Service, operations: Iterable[Operation]) -> list[Route]:
 
 
 def short_ways(service: Service, operations: Iterable[Operation]) -> dict[str, Handler]:
-    """By path: what answers the calls that become requests of the cluster, all of them POST."""
+    """What answers the calls that become requests of the cluster (all are POST), by path."""
     return {
         operation.path: _dispatch(service, {"POST": operation})
         for operation in operations

@@ -94,8 +94,7 @@ class LiveCluster(Observer):
         self.scalers = cluster.scalers
         self.faults = cluster.faults
         self.commander = cluster.commander
-        self.note = cluster.note
-        self.inject = cluster.inject
+        self.note, self.inject = cluster.note, cluster.inject
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
@@ -103,8 +102,6 @@ class LiveCluster(Observer):
         self.on_delivered: list[Callable[[], None]] = []
         """What passes tokens on that have left the front end of a replica."""
         self._choices: dict[int, Choice] = {}
-        self._changes = 0
-        """How often an answer has lost its place in these, to another or by its end."""
         self._takers = [Takers(self._choices) for _ in plan.replicas]
         self._ending: dict[int, Choice] = {}
         """Answers whose requests have ended; the last tokens are in the front end."""
@@ -115,7 +112,8 @@ class LiveCluster(Observer):
         self._carries_first = plan.config.network.first_token == "decode"
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
-        self._next_id = 0
+        self._next_id = self._changes = 0
+        """Of the next request to arrive; how often an answer has lost its place in `_choices`."""
         self.gateway.expect_client()
 
     def _ports(self, log: Log | None) -> Ports:
