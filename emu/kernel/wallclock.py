@@ -94,7 +94,8 @@ class WallKernel(TaskKernel):
 
     def _shown_ns(self, at_ns: int) -> int:
         """Simulated time that the wall clock shows at an instant of its own."""
-        return max(0, int((at_ns - self._origin_ns) * self.speed) + self._offset_ns)
+        shown_ns = int((at_ns - self._origin_ns) * self.speed) + self._offset_ns
+        return shown_ns if shown_ns > 0 else 0  # asked several times for each event
 
     def set_speed(self, speed: float) -> None:
         """From now on, so many simulated seconds per real second. Time does not jump."""

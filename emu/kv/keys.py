@@ -41,8 +41,7 @@ def mix64(values: U64) -> U64:
     values *= np.uint64(_FIRST)  # in place from here on: most arrays are a few KB
     values ^= values >> np.uint64(27)
     values *= np.uint64(_SECOND)
-    values ^= values >> np.uint64(31)
-    return values
+    return values ^ (values >> np.uint64(31))
 
 
 def _running_sums(ids: U64, start: int = 0) -> U64:

@@ -622,19 +622,14 @@ class RooflineBackend:
     def _token_components(self, shape: BatchShape) -> dict[str, int]:
         """The same without what attention takes beside its launches, and without the host."""
         parts = self._parts(shape)
-        costs = [cost for cost, _ in self._token_costs(shape)]
-        total = costs[0]
-        for cost in costs[1:]:
+        total = TokenCost()
+        for cost, _ in self._token_costs(shape):
             total = total.plus(cost)
         launches = sum(self._launches_ns(shape, part) for part in parts)
-        head = HeadCost(0, 0, 0)
-        if parts[-1].has_head:
-            head = self._head(shape.logit_rows)[0]
-        # One call of attention serves both; its fixed part is counted once.
-        prefill, decode = (launches, 0) if shape.prefill_new else (0, launches)
-        return {
-            "attention_prefill": prefill,
-            "attention_decode": decode,
+        head = self._head(shape.logit_rows)[0] if parts[-1].has_head else HeadCost(0, 0, 0)
+        return {  # one call of attention serves both; its fixed part is counted once
+            "attention_prefill": launches if shape.prefill_new else 0,
+            "attention_decode": 0 if shape.prefill_new else launches,
             "dense": total.dense,
             "moe": total.moe,
             "norm": total.norm,

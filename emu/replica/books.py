@@ -359,7 +359,8 @@ class Books:
         """The requests that got a token at the end of each of these steps."""
         if batch.run_on is not None:
             self.scheduler.settle(batch, steps)
-        return list(self.scheduler.token_receivers(batch))
+        found = self.scheduler.token_receivers(batch)
+        return found if isinstance(found, list) else list(found)
 
     def _count(self, batch: Batch, steps: int) -> None:
         """Tokens of the first `steps` iterations of a batch."""

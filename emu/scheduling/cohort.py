@@ -119,6 +119,7 @@ class Cohort:
         self.step = 0
         self.in_flight = 0
         self.count = 0
+        self.changes = 0  # how often a member has joined or left
         self.offset_sum = 0
         self.newest_admission = -1
         """No member was admitted later (an upper bound: leaving does not lower it)."""
@@ -151,6 +152,7 @@ class Cohort:
         running.joined_step = step
         running.in_cohort = True
         self.count += 1
+        self.changes += 1
         self.offset_sum += offset
         if running.admission > self.newest_admission:
             self.newest_admission = running.admission
@@ -173,6 +175,7 @@ class Cohort:
         offset = running.offset
         running.in_cohort = False
         self.count -= 1
+        self.changes += 1
         self.offset_sum -= offset
         del self._offsets[bisect_left(self._offsets, offset)]
         residue = (1 - offset) % self.block_size

@@ -84,6 +84,8 @@ class RunningSet:
         """When every cohort member received its latest token."""
         self.parts: Sequence[Part] = ()
         """What features of the replica do with the running requests."""
+        self._of_cohort: tuple[int, list[Request]] = (-1, [])
+        """Its requests, when it had changed so often."""
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
@@ -202,14 +204,14 @@ class RunningSet:
             if running.is_alive and target >= running.request.reached_tokens
         ]
         if batch is self.leaping:
-            in_order, last = not receivers, -1
-            for running in self.requests.values():
-                if running.in_cohort:
-                    receivers.append(running)
-                    in_order = in_order and running.admission > last
-                    last = running.admission
-            if not in_order:
-                receivers.sort(key=admission)
+            changes = self.cohort.changes
+            if changes != self._of_cohort[0]:
+                members = [one.request for one in self.requests.values() if one.in_cohort]
+                self._of_cohort = (changes, members)
+            if not receivers:
+                return self._of_cohort[1]  # the same list, as long as it has the same members
+            receivers += [running for running in self.requests.values() if running.in_cohort]
+            receivers.sort(key=admission)
         return [running.request for running in receivers]
 
     def members(self, batch: Batch) -> list[tuple[Request, int, int]]:

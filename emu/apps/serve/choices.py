@@ -17,7 +17,7 @@ class Choice:
 
     __slots__ = (
         "base", "begun_ns", "came_ns", "exchange", "first_ns", "giver", "heir", "index", "is_ended",
-        "last_ns", "loaded_ns", "produced", "request", "script", "sent", "start",
+        "last_ns", "line", "loaded_ns", "produced", "request", "script", "sent", "start",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,8 @@ class Choice:
         self.begun_ns = -1
         """When the engine had its first token, which may still be on its way through the front
         end."""
+        self.line: Line | None = None
+        """Passes on its tokens as they come, each at once."""
         self.produced = 0
         """Tokens that have left the emulated front end."""
         self.sent = 0
@@ -106,8 +108,6 @@ class Exchange:
     def __init__(self) -> None:
         self.choices: list[Choice] = []
         self.changed = asyncio.Event()
-        self.line: Line | None = None
-        """Passes on the one answer's tokens as they come, each at once."""
         self.on_token: Callable[[int], int] | None = None
         """The same where it is not so simple: writes the tokens that are there, the last of which
         was due at the instant given, and says how many have left this process. None = what waits

@@ -40,7 +40,8 @@ class Takers:
     ) -> list[Choice]:
         """The engine has made a token of each of these. `begin` hears of an answer whose first
         token this is."""
-        if changes == self._changes and receivers == self._receivers:
+        is_known = changes == self._changes
+        if is_known and (receivers is self._receivers or receivers == self._receivers):
             return self._takers
         takers: list[Choice] = []
         for request in receivers:
@@ -73,12 +74,13 @@ def hand_over(takers: list[Choice], now_ns: int, sinks: tuple[Statistics, ...]) 
             last_ns = choice.last_ns
             gaps = 1
         choice.last_ns = now_ns
-        exchange = choice.exchange
-        line = exchange.line
+        line = choice.line
         if line is not None and line.write(now_ns):
             choice.sent = line.sent
             written += line.leaves
-        elif exchange.on_token is not None:
+            continue
+        exchange = choice.exchange
+        if exchange.on_token is not None:
             written += exchange.on_token(now_ns)
         else:
             exchange.changed.set()

@@ -193,7 +193,9 @@ class Reply:
                 await send({"type": "http.response.body", "body": face.broken(error)})
                 return
             finally:
-                exchange.line = exchange.on_token = None
+                exchange.on_token = None
+                for choice in exchange.choices:
+                    choice.line = None
         self._note_last()
         assert self._pace is not None
         await send({"type": "http.response.body", "body": face.closing(self._pace)})
@@ -221,9 +223,9 @@ class Reply:
             return
         (choice,) = exchange.choices
         if isinstance(outlet, FrontOutlet):
-            exchange.line = outlet.line(stencil, choice.sent)
+            choice.line = outlet.line(stencil, choice.sent)
         else:
-            exchange.line = SocketLine(stencil, choice.sent, outlet, self.service.piece_bytes)
+            choice.line = SocketLine(stencil, choice.sent, outlet, self.service.piece_bytes)
 
     def _write_news(self, outlet: Outlet | FrontOutlet, due_ns: int) -> int:
         """What is new of an answer that has no stencil."""
