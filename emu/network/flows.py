@@ -34,7 +34,16 @@ from typing import Any, Final, final
 
 from emu.kernel.natives import heapify, heappop, heappush
 from emu.network.audit import Books, audit, books_of
-from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
+from emu.network.links import (
+    SLACK_UNITS,
+    UNITS_PER_BYTE,
+    Flow,
+    Link,
+    LonePart,
+    Pair,
+    Transfer,
+    rate_units,
+)
 from emu.network.max_min import component, fill
 from emu.units import NS_PER_S, ceil_div
 
@@ -193,8 +202,8 @@ class FlowTable:
         self._transfers[flow_id] = transfer
         self.started_bytes[kind] += total
         is_whole = spec.limit_bytes is None and not spec.marks
-        is_plain = len(parts) == spec.weight == 1 and is_whole and spec.after is None
-        if is_plain and self._go_alone(transfer, self.path(parts[0][0])):
+        is_plain = spec.weight == 1 and is_whole and spec.after is None
+        if is_plain and self._go_alone(transfer, parts):
             return
         transfer.open_flows = len(parts)
         transfer.marks_open = [len(parts)] * len(spec.marks)
@@ -397,9 +406,9 @@ class FlowTable:
     # by a partition, has lost its feeder, or is closed. Every change of that goes through `_go`,
     # `_stop`, `_close`; they note what has to be divided anew, `_flush` does it once an instant.
     #
-    # A transfer in one part that finds its links free is *alone*: its end is known, and as long as
-    # no other flow comes it needs none. `_unfold` gives it one as of its start when another flow
-    # comes or it is read.
+    # A transfer that finds its links free, each for one part of it, is *alone*: its end is known,
+    # and as long as no other flow comes it needs none. `_unfold` gives it one for each part as of
+    # its start when another flow comes or it is read.
 
     def path(self, path: Sequence[int]) -> tuple[Link, ...]:
         """The records of some links."""
@@ -524,54 +533,75 @@ class FlowTable:
 
     # A transfer alone.
 
-    def _go_alone(self, transfer: Transfer, links: tuple[Link, ...]) -> bool:
-        """Have these links to itself. False if a flow is there, or nothing can move."""
-        if not transfer.size_bytes or transfer.pair in self._blocked_pairs:
+    def _go_alone(self, transfer: Transfer, parts: Parts) -> bool:
+        """Have the links of all parts to itself. False if a flow is there, or nothing can move."""
+        if transfer.pair in self._blocked_pairs:
             return False
-        rate = _UNLIMITED
-        for link in links:
-            if link.running or link.lone is not None:
+        lone: list[LonePart] = []
+        end_ns = last = -1
+        for path, size_bytes in parts:
+            links = self.path(path)
+            rate = _UNLIMITED
+            for link in links:
+                if link.running or link.lone is not None:
+                    rate = 0
+                    break
+                if link.bytes_per_s < rate:
+                    rate = link.bytes_per_s
+            if not (rate and size_bytes and links):
+                for held, _ in lone:
+                    for link in held:
+                        link.lone = None
                 return False
-            if link.bytes_per_s < rate:
-                rate = link.bytes_per_s
-        if not rate or not links:
-            return False
-        for link in links:
-            link.lone = transfer
-        self._seq += 1
-        transfer.seq = self._seq
-        transfer.lone_links = links
-        # As of a flow: the slack there is less than one part of the dividend here.
-        end_ns = self.now_ns + ceil_div(transfer.size_bytes * NS_PER_S, rate)
-        heappush(self._events, (end_ns, transfer.seq, 0, transfer))
+            for link in links:
+                link.lone = transfer
+            # As of a flow: the slack there is less than one part of the dividend here.
+            part_end_ns = self.now_ns + ceil_div(size_bytes * NS_PER_S, rate)
+            if part_end_ns >= end_ns:
+                end_ns, last = part_end_ns, len(lone)
+            lone.append((links, size_bytes))
+        transfer.seq = self._seq + 1
+        self._seq += len(lone)
+        transfer.lone_parts, transfer.lone_last = tuple(lone), last
+        heappush(self._events, (end_ns, transfer.seq + last, 0, transfer))
         return True
 
     def _end_alone(self, transfer: Transfer) -> None:
         """All bytes are through, and no other flow came."""
-        links, kind, size_bytes = transfer.lone_links, transfer.kind, transfer.size_bytes
-        transfer.lone_links = ()
-        transfer.carried_bytes = size_bytes
-        self.carried_bytes[kind] += size_bytes
-        for link in links:
-            link.lone = None
-            link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + size_bytes
-        self._report(transfer, links, END)
+        lone, kind = transfer.lone_parts, transfer.kind
+        transfer.lone_parts = ()
+        transfer.carried_bytes = transfer.size_bytes
+        self.carried_bytes[kind] += transfer.size_bytes
+        for links, size_bytes in lone:
+            for link in links:
+                link.lone = None
+                link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + size_bytes
+        self._report(transfer, lone[transfer.lone_last][0], END)
 
     def _unfold(self, transfer: Transfer) -> None:
-        """Another flow comes or it is read: it has a flow, as if it had had it from the start."""
-        links, transfer.lone_links = transfer.lone_links, ()
-        if not links:
+        """Another flow comes or it is read: it has flows, as if it had had them from the start."""
+        lone, transfer.lone_parts = transfer.lone_parts, ()
+        if not lone:
             return
-        transfer.version = transfer.open_flows = 1
-        flow = Flow(transfer.seq, transfer, links, transfer.size_bytes)
-        flow.settled_ns = transfer.started_ns
-        flow.rate = min([link.capacity for link in links])
-        flow.is_running = True
-        transfer.flows.append(flow)
-        for link in links:
-            link.lone = None
-            link.running[flow.seq] = flow
-        self._schedule(flow)
+        transfer.version = 1
+        for index, (links, size_bytes) in enumerate(lone):
+            flow = Flow(transfer.seq + index, transfer, links, size_bytes)
+            flow.settled_ns = transfer.started_ns
+            flow.rate = min([link.capacity for link in links])
+            transfer.flows.append(flow)
+            for link in links:
+                link.lone = None
+            end_ns = flow.settled_ns + ceil_div(flow.size - SLACK_UNITS, flow.rate)
+            if end_ns <= self.now_ns and index != transfer.lone_last:
+                flow.done, flow.rate, flow.is_closed = flow.size, 0, True
+                transfer.carried_bytes += size_bytes
+                self._count(flow, size_bytes, 0)
+                continue
+            transfer.open_flows += 1
+            flow.is_running = True
+            for link in links:
+                link.running[flow.seq] = flow
+            self._schedule(flow)
 
     def _unfold_all(self) -> None:
         """Every transfer has its flows: all are about to be read."""

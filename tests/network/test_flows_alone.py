@@ -7,9 +7,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.network.flows import END, FlowTable
+from emu.network.flows import END, FlowTable, TransferSpec
 from tests.network.rates import rate_of
-from tests.network.test_flows_model import PROFILE, drive, worlds
+from tests.network.test_flows_model import PROFILE, RATES, drive, paths, worlds
 
 NIC = 12_500_000_000
 
@@ -41,6 +41,82 @@ def test_looking_changes_nothing(world, has_latency):
         drive(table, math.inf, seen, audit=is_watched)
         reports.append([(e.at_ns, e.flow_id, e.mark) for e in seen])
     assert reports[0] == reports[1]
+
+
+@st.composite
+def worlds_of_parts(draw):
+    """Transfers of several parts, and what befalls their links."""
+    links = draw(st.integers(2, 8))
+    rates = draw(st.lists(st.sampled_from(RATES[3:]), min_size=links, max_size=links))
+    operations = []
+    now = 0
+    for _ in range(draw(st.integers(1, 12))):
+        now += draw(st.sampled_from([0, 1, 2, 4, 250, 1_000, 4_321]))
+        what = draw(st.sampled_from(["start", "start", "start", "cancel", "rate", "delay", "cut"]))
+        if what == "start":
+            sizes = st.sampled_from([0, 1, 12, 13, 12_500, 12_501, 50_000])
+            parts = draw(st.lists(st.tuples(paths(links), sizes), min_size=1, max_size=4))
+            operations.append((now, what, (parts, draw(st.integers(0, 2)) * 700)))
+        elif what == "cancel":
+            operations.append((now, what, (draw(st.integers(0, 10)),)))
+        elif what == "cut":
+            operations.append((now, what, (draw(st.booleans()),)))
+        else:
+            to = st.sampled_from([0, *RATES[3:]] if what == "rate" else [0, 90, 4_000])
+            operations.append((now, what, (draw(st.integers(0, links - 1)), draw(to))))
+    return rates, operations
+
+
+@PROFILE
+@given(worlds_of_parts(), st.lists(st.integers(0, 11)))
+def test_a_transfer_of_parts_is_alone_as_flows_would_be(world, looks):
+    """A limit at its size keeps a transfer from being alone: reports and books are the same."""
+    rates, operations = world
+    found = []
+    for has_flows, looked in ((True, range(12)), (False, looks), (False, ())):
+        table = FlowTable(rates)
+        seen: list = []
+        delivered = []
+        for number, (now, what, arguments) in enumerate(operations):
+            drive(table, now, seen, audit=False)
+            seen.extend(table.advance(now))
+            if what == "start":
+                parts, latency_ns = arguments
+                size = sum(size for _, size in parts)
+                spec = TransferSpec("kv", latency_ns, (0, number % 2))
+                spec.limit_bytes = size if has_flows else None
+                table.start_group(number, parts, now, spec)
+            elif what == "cancel" and arguments[0] in table:
+                delivered.append(table.cancel(arguments[0], now))
+            elif what == "cut":
+                table.set_partition((0, 0), *arguments, now)
+            elif what == "rate":
+                table.set_rate(*arguments, now)
+            elif what == "delay":
+                table.set_extra_latency(*arguments, now)
+            if number in looked:
+                table.recount()
+                open_ids = [one for one in range(number + 1) if one in table]
+                told = {one: table.delivered_bytes(one, now) for one in open_ids}
+                delivered += list(told.items()) if number in looks else []
+        last_ns = operations[-1][0]
+        table.set_partition((0, 0), False, last_ns)
+        for link, rate in enumerate(rates):
+            table.set_rate(link, rate, last_ns)
+        drive(table, math.inf, seen, audit=False)
+        found.append(([(e.at_ns, e.flow_id) for e in seen], table.books(10**12), delivered))
+    assert found[0] == found[1]
+    assert found[0][:2] == found[2][:2]
+
+
+def test_a_transfer_of_parts_on_free_links_has_no_flows():
+    table = FlowTable([NIC] * 4)
+    table.start_group(1, [((0, 1), 2_500), ((2, 3), 1_250)], 0, TransferSpec())
+    transfer = table.transfer(1)
+    assert transfer is not None
+    assert not transfer.flows
+    table.start(2, (2,), 1_250, 150)  # the second part has ended: its links are free
+    assert [(e.at_ns, e.flow_id) for e in table.advance(300)] == [(200, 1), (250, 2)]
 
 
 def test_a_second_transfer_on_a_link_shares_it_from_then_on():
