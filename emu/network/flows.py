@@ -140,10 +140,9 @@ class FlowTable:
     """All transfers of a cluster. Link i has capacity `link_bytes_per_s[i]`."""
 
     def __init__(self, link_bytes_per_s: Sequence[int]) -> None:
-        self.links = [
-            Link(index=index, bytes_per_s=rate, capacity=rate_units(rate))
-            for index, rate in enumerate(link_bytes_per_s)
-        ]
+        self._rates = link_bytes_per_s
+        self._links: list[Link | None] = [None] * len(link_bytes_per_s)
+        """The records of links that were asked for: most of a large cluster carry nothing."""
         self.now_ns = 0
         self.started_bytes: defaultdict[str, int] = defaultdict(int)
         self.carried_bytes: defaultdict[str, int] = defaultdict(int)
@@ -159,6 +158,20 @@ class FlowTable:
         self._least_latency_ns = 0
         self._has_extra_latency = False
         self._paths: dict[tuple[int, ...], tuple[Link, ...]] = {}
+
+    @property
+    def links(self) -> list[Link]:
+        """The records of all links, by index."""
+        return [self.link(index) for index in range(len(self._links))]
+
+    def link(self, index: int) -> Link:
+        """The record of a link."""
+        record = self._links[index]
+        if record is None:
+            rate = self._rates[index]
+            record = Link(index=index, bytes_per_s=rate, capacity=rate_units(rate))
+            self._links[index] = record
+        return record
 
     # What callers start and stop.
 
@@ -278,7 +291,7 @@ class FlowTable:
     def set_rate(self, link: int, bytes_per_s: int, now_ns: int) -> None:
         """Change the capacity of a link; 0 = down: what needs it stalls, in place."""
         self._run_until(now_ns)
-        record = self.links[link]
+        record = self.link(link)
         if record.lone is not None:
             self._unfold(record.lone)
         record.bytes_per_s = bytes_per_s
@@ -288,7 +301,7 @@ class FlowTable:
     def set_extra_latency(self, link: int, extra_ns: int, now_ns: int) -> None:
         """Reports of flows over this link come so much later from now on."""
         self._run_until(now_ns)
-        self.links[link].extra_latency_ns = extra_ns
+        self.link(link).extra_latency_ns = extra_ns
         self._has_extra_latency = self._has_extra_latency or extra_ns > 0
 
     def set_partition(self, pair: Pair, is_cut: bool, now_ns: int) -> None:
@@ -415,7 +428,7 @@ class FlowTable:
         key = tuple(path)
         links = self._paths.get(key)
         if links is None:
-            links = self._paths[key] = tuple([self.links[index] for index in key])
+            links = self._paths[key] = tuple([self.link(index) for index in key])
         return links
 
     def _run_until(self, until_ns: int) -> None:
