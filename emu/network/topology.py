@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, overload
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -84,24 +84,14 @@ _Figures = tuple[LinkKind, int, int]
 """Of a link: its kind, bytes per second, latency in ns."""
 
 
-class Links(Sequence[LinkSpec]):
+class Links:
     """The links of a cluster, by index: figures, of which a specification is made when one asks."""
-
-    __slots__ = ("_figures", "_owners")
 
     def __init__(self) -> None:
         self._figures: list[_Figures] = []
         self._owners: list[str] = []
 
-    @overload
-    def __getitem__(self, index: int) -> LinkSpec: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[LinkSpec]: ...
-
-    def __getitem__(self, index: int | slice) -> LinkSpec | list[LinkSpec]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(len(self))[index]]
+    def __getitem__(self, index: int) -> LinkSpec:
         kind, rate, latency_ns = self._figures[index]
         return LinkSpec(index, f"{self._owners[index]}.{kind}", kind, rate, latency_ns)
 
@@ -340,13 +330,13 @@ class _Builder:
         self.leaf_links: dict[str, tuple[int, int]] = {}
         self._domain = -1
 
-    def add_machine(self, table: int, position: int, node: NodeTable, kind: str, own: _Own) -> None:
-        """The machine at a position of its table, with its GPUs of a kind."""
-        index, first_gpu = len(self.machines), len(self.gpus)
-        host = self.links.add(f"machine{index}", own.host)
+    def add_machine(self, table: int, position: int, node: NodeTable, name: str, own: _Own) -> None:
+        """The machine at a position of its table; its GPUs are called `name`."""
+        at, first_gpu = len(self.machines), len(self.gpus)
+        host = self.links.add(f"machine{at}", own.host)
         has_cxl, has_nvlink = len(own.host) > 2, len(own.gpu) > 3
         machine = Machine(
-            index=index,
+            index=at,
             table=table,
             leaf=node.leaf,
             gpus=tuple(range(first_gpu, first_gpu + node.gpus)),
@@ -368,8 +358,8 @@ class _Builder:
             nic = first + 2 * has_nvlink
             gpu = Gpu(
                 index=first_gpu + slot,
-                kind=kind,
-                machine=index,
+                kind=name,
+                machine=at,
                 nvlink_domain=self._domain,
                 nic_out=nic,
                 nic_in=nic + 1,

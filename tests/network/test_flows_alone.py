@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.network.flows import END, FlowTable, TransferSpec
-from tests.network.rates import rate_of
+from tests.network.rates import rate_of, start
 from tests.network.test_flows_model import PROFILE, RATES, drive, paths, worlds
 
 NIC = 12_500_000_000
@@ -28,7 +28,7 @@ def test_looking_changes_nothing(world, has_latency):
             if what == "start":
                 links, size, _, _ = arguments
                 latency_ns = 1_000 * (number % 3) if has_latency else 0
-                table.start(number, links, size, now, latency_ns=latency_ns)
+                start(table, number, links, size, now, latency_ns=latency_ns)
             elif what == "cancel":
                 if arguments[0] in table:
                     table.cancel(arguments[0], now)
@@ -115,16 +115,16 @@ def test_a_transfer_of_parts_on_free_links_has_no_flows():
     transfer = table.transfer(1)
     assert transfer is not None
     assert not transfer.flows
-    table.start(2, (2,), 1_250, 150)  # the second part has ended: its links are free
+    start(table, 2, (2,), 1_250, 150)  # the second part has ended: its links are free
     assert [(e.at_ns, e.flow_id) for e in table.advance(300)] == [(200, 1), (250, 2)]
 
 
 def test_a_second_transfer_on_a_link_shares_it_from_then_on():
     """Alone 12.5 bytes/ns for 100 ns, then half of it: 1 250 + 6.25 x 200 = 2 500 bytes."""
     table = FlowTable([NIC, NIC])
-    table.start(1, (0, 1), 2_500, 0)
+    start(table, 1, (0, 1), 2_500, 0)
     assert table.next_event_ns() == 200
-    table.start(2, (1,), 12_500, 100)
+    start(table, 2, (1,), 12_500, 100)
     assert table.next_event_ns() == 300
     assert [(e.at_ns, e.flow_id, e.mark) for e in table.advance(300)] == [(300, 1, END)]
     assert rate_of(table, 2) == NIC
@@ -132,8 +132,8 @@ def test_a_second_transfer_on_a_link_shares_it_from_then_on():
 
 def test_a_link_is_free_when_the_last_byte_has_left_not_at_the_report():
     table = FlowTable([NIC])
-    table.start(1, (0,), 1_250, 0, latency_ns=1_000)
-    table.start(2, (0,), 1_250, 100, latency_ns=1_000)
+    start(table, 1, (0,), 1_250, 0, latency_ns=1_000)
+    start(table, 2, (0,), 1_250, 100, latency_ns=1_000)
     assert [(e.at_ns, e.flow_id) for e in table.advance(2_000)] == [(1_100, 1), (1_200, 2)]
 
 
@@ -141,7 +141,7 @@ def test_a_link_is_free_when_the_last_byte_has_left_not_at_the_report():
 @given(st.integers(1, 99), st.integers(0, 99))
 def test_a_link_that_fails_holds_up_who_was_alone_on_it(size_bytes, down_ns):
     table = FlowTable([10**9])  # a byte a nanosecond
-    table.start(1, (0,), 100 + size_bytes, 0)
+    start(table, 1, (0,), 100 + size_bytes, 0)
     table.set_rate(0, 0, down_ns)
     assert table.next_event_ns() is None
     assert table.delivered_bytes(1, 1_000) == down_ns
