@@ -48,7 +48,7 @@ scheduling/tensorrt_llm/capacity scheduling/tensorrt_llm/chunks scheduling/tenso
 kv/blocks kv/counting kv/free_list kv/keys kv/prefix_tree kv/radix kv/tiers kv/tree_pool
 migration/ports migration/destinations migration/watcher migration/outbound migration/transfer
 migration/live
-network/carrier network/flows network/links network/max_min network/placement
+network/carrier network/flows network/links network/max_min
 network/collectives network/congestion network/direct network/tree
 autoscale/blitz_plan autoscale/detours autoscale/draft autoscale/host_cache autoscale/hpa
 autoscale/local_plans autoscale/planner autoscale/scaler autoscale/sight autoscale/under_way
@@ -69,7 +69,7 @@ replica/flight/staged replica/flight/member replica/flight/awaiting replica/flig
 replica/flight/starters replica/flight/launchers replica/flight/onto_stages
 replica/flight/layered replica/flight/relay replica/wave
 routing/policies routing/order routing/signal
-cluster/build cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
+cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/sums report/records report/itl report/csvtext report/timeseries
 report/perfetto report/trace_sink
 apps/serve/choices apps/serve/deliveries apps/serve/lines apps/serve/statistics
