@@ -80,7 +80,7 @@ class Objective(msgspec.Struct, frozen=True):
 
     @property
     def percentile(self) -> tuple[str, int]:
-        """Of which latency it is, and which one."""
+        """The latency that it is about, and the percentile."""
         return self.metric, int(self.at[1:])
 
     def limit(self, slack: float) -> Limit:
