@@ -98,6 +98,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._figures)
 
+    def bytes_per_s(self, index: int) -> int:
+        """Of one link."""
+        return self._figures[index][1]
+
     @property
     def rates(self) -> list[int]:
         """Bytes per second of each."""
