@@ -99,7 +99,7 @@ class Links:
         return len(self._figures)
 
     def bytes_per_s(self, index: int) -> int:
-        """Of one link."""
+        """The rate of one link."""
         return self._figures[index][1]
 
     @property
