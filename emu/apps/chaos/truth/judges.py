@@ -20,6 +20,7 @@ from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
+from emu.apps.chaos.truth.helpers import judge_helpers
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.live_moves import judge_live_moves
 from emu.apps.chaos.truth.made import judge_made
@@ -37,8 +38,10 @@ from emu.apps.chaos.truth.recovery import (
     judge_overloads,
     judge_returns,
 )
+from emu.apps.chaos.truth.refusals import judge_refusals
 from emu.apps.chaos.truth.rejections import judge_rejections
 from emu.apps.chaos.truth.remembered import Remembered, said_in
+from emu.apps.chaos.truth.room import judge_room
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
@@ -80,6 +83,7 @@ def truth_of(
     tape = Tape(config, seats_of(plan), records)
     lines = () if written is None else written.lines
     judge_places(tape)
+    judge_room(tape, plan)
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)
@@ -99,6 +103,7 @@ def truth_of(
     Routing(tape, remembered.matched, beside).judge()
     Handover(tape).judge()
     Leaving(tape).judge()
+    judge_refusals(tape)
     Doors(tape).judge()
     judge_rejections(tape)
     judge_rebalancing(tape)
@@ -109,6 +114,7 @@ def truth_of(
     judge_losses(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
+    judge_helpers(tape)
     judge_sharing(tape)
     Planners(tape).judge()
     judge_sights(tape)

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.chaos.worlds.cluster import draw_cluster
+from emu.apps.chaos.worlds.corners import draw_corners
 from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
 from emu.apps.chaos.worlds.experts import draw_lost_ranks, draw_shared_experts
@@ -67,7 +68,9 @@ def draw_world(
     a world's model, policy or costs take a plain one. `lost_ranks`: a group that shares experts
     and loses a rank (`experts.py`), whatever the seed.
     """
-    tour = (draw_tour(seed) or draw_kinds(seed)) if wide and not lost_ranks else None
+    tour = None
+    if wide and not lost_ranks:
+        tour = draw_tour(seed) or draw_kinds(seed) or draw_corners(seed)
     rare = draw_lost_ranks(seed) if lost_ranks else None
     if rare is None and wide and tour is None:
         rare = draw_shared_experts(seed) or draw_rare(seed)
@@ -84,7 +87,10 @@ def draw_world(
         own = tables.get("recovery", {})
         heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
         tables["recovery"] |= own
+        form = tables["workload"].get("format")  # idle until the lines are in a file
         drop_idle(tables)
+        if form:
+            tables["workload"]["format"] = form
         return World(tables, lines, heals)
     rng = rng_stream(seed, "chaos world")
     tables = {"seed": seed}
