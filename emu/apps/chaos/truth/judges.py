@@ -120,22 +120,27 @@ def truth_of(
     judge_sights(tape)
     Deadlines(tape).judge()
     if written is not None:
-        Figures(tape).judge(written.rows, written.summary)
-        Series(tape, written.rows).judge(written.series)
-        if written.transitions:
-            Standing(tape).judge(written.series, written.replicas)
-            judge_lists(tape, written.transitions, written.marks)
-        judge_waits(tape, written.rows, written.summary)
-        judge_sums(tape, written.rows, written.summary)
-        judge_execution(tape, written.rows)
-        judge_models(tape, written.rows, written.summary)
-        judge_placements(tape, written.summary)
-        Power(tape).judge(written.rows, written.summary)
-        beside.judge(written.rows, written.summary)
-        judge_made(tape, () if written.lines else written.rows)
-        if written.lines:
-            judge_encoded(tape, written.lines)
-            judge_sessions(tape, written.lines, written.rows)
-            Drafts(tape, written.lines).judge(written.summary)
-            Clients(tape, windows, written.lines).judge(written.rows)
+        _judge_written(tape, written, windows, beside)
     return tape
+
+
+def _judge_written(tape: Tape, written: Written, windows: Windows, beside: Beside) -> None:
+    """What came out agrees with the history, and with what went in."""
+    Figures(tape).judge(written.rows, written.summary)
+    Series(tape, written.rows).judge(written.series)
+    if written.transitions:
+        Standing(tape).judge(written.series, written.replicas)
+        judge_lists(tape, written.transitions, written.marks)
+    judge_waits(tape, written.rows, written.summary)
+    judge_sums(tape, written.rows, written.summary)
+    judge_execution(tape, written.rows)
+    judge_models(tape, written.rows, written.summary)
+    judge_placements(tape, written.summary)
+    Power(tape).judge(written.rows, written.summary)
+    beside.judge(written.rows, written.summary)
+    judge_made(tape, () if written.lines else written.rows)
+    if written.lines:
+        judge_encoded(tape, written.lines)
+        judge_sessions(tape, written.lines, written.rows)
+        Drafts(tape, written.lines).judge(written.summary)
+        Clients(tape, windows, written.lines).judge(written.rows)

@@ -106,13 +106,13 @@ def _free_bytes(replica: ReplicaPlan, given: DocumentView, weight_bytes: int) ->
 
 
 def _part_of_tensorrt(replica: ReplicaPlan) -> float:
-    """Of what weights, states and buffers leave; 0 = another engine's."""
+    """The part of what weights, states and buffers leave; 0 = another engine's."""
     table = replica.scheduler
     return table.free_gpu_memory_fraction if isinstance(table, TensorrtLlmTable) else 0.0
 
 
 def _part_of_sglang(replica: ReplicaPlan, given: DocumentView) -> float:
-    """Of the memory, for weights and KV, less an estimate of all else, in MiB."""
+    """The part of the memory for weights and KV: less an estimate of all else, in MiB."""
     gib, ranks = replica.gpu.reported_gib, replica.tensor_parallel * replica.pipeline_parallel
     _, tokens, few, many = next(size for size in _SGLANG_SIZES if gib < size[0])
     chunk = max(given["chunked_prefill_size"] or tokens, 2048)

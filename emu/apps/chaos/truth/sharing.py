@@ -71,7 +71,7 @@ class _Sharing:
                 del self._owner[gpu]
 
     def _spare(self, record: Record) -> None:
-        """Of the spares of a model that were there before, the first goes first."""
+        """The spares of a model go in the order in which they began to shut."""
         replica, before, after = record["replica"], record["from"], record["to"]
         if after.startswith("shutting") and not before.startswith("shutting"):
             self._shut_ns[replica] = record["at_ns"]

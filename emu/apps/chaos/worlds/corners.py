@@ -12,8 +12,8 @@ from typing import Final
 
 from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
 from emu.apps.chaos.worlds.forms import FORMS
-from emu.apps.chaos.worlds.narrow import burst, share_prefixes, small_world
-from emu.apps.chaos.worlds.visits import layers
+from emu.apps.chaos.worlds.narrow import burst, cached, share_prefixes, small_world
+from emu.apps.chaos.worlds.visits import known_prompts, layers
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
     FcfsTable,
@@ -52,6 +52,8 @@ def _stops() -> Sequence[Stop]:
         _spares,
         _helpers,
         _trees,
+        _tiers,
+        _loads_and_prompts,
     )
 
 
@@ -78,7 +80,7 @@ def _blocks_by_name(rng: Rng, tables: Tables) -> Lines:
 def _trace(rng: Rng, tables: Tables) -> Lines:
     """A trace in one of the formats of others."""
     names = sorted(set(FORMS) - {"mooncake"})
-    form = names[int(tables["seed"]) // 72 % len(names)]
+    form = names[int(tables["seed"]) // (EVERY * len(_stops())) % len(names)]
     tables["workload"]["format"] = form
     tables["scheduler"] = {"policy": tag_of(VllmTable), "num_blocks": 1000, "max_num_seqs": 8}
     lines = burst(rng, int(rng.integers(20, 40)), (5, 300), (1, 40))
@@ -251,4 +253,33 @@ def _trees(rng: Rng, tables: Tables) -> Lines:
     share_prefixes(rng, lines)
     for index, line in enumerate(lines):
         line["arrival_time_ns"] += index * int(pick(rng, (0, 30))) * _MS
+    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+
+
+def _tiers(rng: Rng, tables: Tables) -> Lines:
+    """Prompts of one chunk or more that come again when the GPU has forgotten them."""
+    lines = cached(rng, tables)
+    block = int(tables["scheduler"]["block_size"])
+    tables["model"]["max_model_tokens"] = 4096
+    tables["network"] = {
+        "tiers": pick(rng, (["cpu"], ["cxl"], ["cpu", "cxl"])),
+        "tier_block_tokens": int(pick(rng, (1, 2, 4))) * block,
+        "tier_shared": chance(rng, 0.3),
+        "cpu_tier_gib": float(pick(rng, (0.1, 1.0))),
+    }
+    tables["nodes"][0]["cxl_gib"] = 1.0
+    tables["scheduler"] |= {"num_blocks": int(rng.integers(16, 30)), "async_scheduling": "off"}
+    for index, line in enumerate(lines):
+        line["arrival_time_ns"] += index * 20 * _MS
+    return lines
+
+
+def _loads_and_prompts(rng: Rng, tables: Tables) -> Lines:
+    """Routers weigh what replicas know of a prompt against how much they have to do."""
+    lines = known_prompts(rng, tables)
+    tables["scheduler"] |= {"num_blocks": 400, "max_num_seqs": 16, "async_scheduling": "off"}
+    tables["latency"]["per_token_us"] = 50.0
+    for index, line in enumerate(lines):
+        line["arrival_time_ns"] = index * int(pick(rng, (1, 4))) * _MS
+        line["output_toks"] = len(line["output_tok_ids"])
     return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
