@@ -45,6 +45,8 @@ class LatentDecodes(NamedTuple):
     """So many query heads of a sequence are computed at least."""
     sequence_tokens: float = 0.0
     """Tokens of context that a sequence is worth besides its own, in arithmetic."""
+    part_tokens: float = 0.0
+    """The same for each share of the batch that processors are dealt; 0 = none are dealt."""
     batch_head_us: float = 0.0
     """For each query head, whatever the batch: adding up what processors have computed apart."""
     softness: float = 0.0
@@ -52,17 +54,22 @@ class LatentDecodes(NamedTuple):
 
 
 LATENT_DECODES: Final = {
-    # FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800. Its scheduler counts five
-    # blocks of 64 tokens more for each sequence. Judged: its test on an H100 with 16, 32 and 64
-    # heads (issue 19): -2 to -5 %.
+    # FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800. Its scheduler
+    # (`get_mla_metadata.cu`) deals blocks of 64 tokens to shares of the processors, and counts
+    # five blocks more for each sequence and for each share; half a block is what rounding up takes.
+    # Published times were in view only when the softness was chosen, of 7.5 (FlashAttention 3's)
+    # and 15: flash-attention's pull request 1770 (128 heads, 128 sequences, H100) is -5 to -1 %
+    # off, FlashMLA's test on an H100 with 16, 32 and 64 heads (issue 19) +2 %, tilelang's issue
+    # 1859 +6 % (7.5: -4 to +3, +2, +6 %).
     "hopper": LatentDecodes(
         660 / 989.4,
         3000 / 3352,
         0.0,
         0.0,
         tile_rows=64,
-        sequence_tokens=320.0,
-        softness=7.5,
+        sequence_tokens=352.0,
+        part_tokens=352.0,
+        softness=15.0,
     ),
     # FlashAttention 3 as SGLang 0.5.14 calls it, KV in 16 bits (aiconfigurator-core 0.12.0,
     # generation_mla): H100 and H200 with 16, 64 and 128 heads and 512 tokens or more, 837 points,
@@ -145,6 +152,10 @@ class AttentionCost:
         self._memory, self._row_us = decodes.memory, decodes.row_us
         self._sequence_us, self._wave_us = decodes.sequence_us, decodes.wave_us
         self._batch_us = self._sequence_s = self._softness = 0.0
+        self._dealt = 0
+        """Shares of a batch that processors are dealt; 0 = none."""
+        self._dealing_s = self._partial_s = 0.0
+        """What dealing adds to arithmetic, and adding up one share's results of a sequence."""
         self.absorbed_s = 0.0
         """Of a sequence, beside the kernel."""
         if mla is not None:
@@ -152,6 +163,7 @@ class AttentionCost:
             # what they write and read there moves beside the kernel.
             absorbed = 2 * 2 * heads * mla.kv_lora_rank
             self.absorbed_s = absorbed / (gpu.memory_gbytes_per_s * 1e9 * _ELEMENT_MEMORY)
+            self._partial_s = 4 * heads * mla.kv_lora_rank / (gpu.memory_gbytes_per_s * 1e9)
             known = LATENT_DECODES.get(f"{gpu.architecture} {decodes.latent}")
             known = known or LATENT_DECODES.get(gpu.architecture)
             if known is not None:
@@ -174,6 +186,10 @@ class AttentionCost:
         self._softness = known.softness
         if known.sequence_tokens:
             self._wave_us = 0.0  # in that
+        if known.part_tokens:
+            rows = self._heads * self._rows
+            self._dealt = max(1, int(self._processors * known.tile_rows / rows))
+            self._dealing_s = known.part_tokens * self._arithmetic_s * self._rows * self._dealt
 
     def decode_line(self, count: int) -> Line:
         """Costs of a batch of so many sequences, without the launch."""
@@ -182,14 +198,29 @@ class AttentionCost:
         waves = sequences * self._kv_heads
         rows_us = self._row_us * self._heads
         start = 1e-6 * (self._wave_us * waves + (self._sequence_us + rows_us) * sequences)
-        start += 1e-6 * self._batch_us + count * (self.absorbed_s + self._sequence_s)
+        start += 1e-6 * self._batch_us + count * self.absorbed_s
         slope = self._kv_ideal_s / self._memory
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves
-        slope = self._longer_s(slope, self._arithmetic_s * self._rows)
+        arithmetic_s = self._arithmetic_s * self._rows
+        slope = self._longer_s(slope, arithmetic_s)
+        if self._dealt:
+            start += self._dealt_s(count, arithmetic_s / slope)
+        else:
+            start += count * self._sequence_s
         factor = self._decode_factor.at(count)
         # The launch was measured with the rest, and is counted elsewhere.
         return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
+
+    def _dealt_s(self, count: int, part: float) -> float:
+        """What a batch takes beside its context where its blocks are dealt to processors.
+
+        What it adds to arithmetic counts as far as that is what takes time: `part` of the slope.
+        Every border between two shares cuts a sequence, whose results are added up in 32 bits.
+        """
+        partials = 2 * (self._dealt - 1) if count >= self._dealt else self._dealt + count - 1
+        added_s = count * self._sequence_s + self._dealing_s
+        return added_s * part ** (self._softness - 1.0) + partials * self._partial_s
 
     def _longer_s(self, reading_s: float, arithmetic_s: float) -> float:
         """Time of a token of context, where both go on at once."""

@@ -101,7 +101,8 @@ class Operations:
         kernel = self.kernels.product(dtype, units)
         table = _PRODUCT_TABLES.get(dtype, "")
         family = f"products-{table}" if table and (units != "half" or table == "bfloat16") else ""
-        traffic = stored(columns * inner, dtype) + rows * (columns + inner) * self.element
+        written = kernel.writes * columns
+        traffic = stored(columns * inner, dtype) + rows * (written + inner) * self.element
         took = power_mean(
             traffic / (self.read * kernel.memory),
             self._arithmetic(kernel, self.gpu.unit_flops(units), rows, columns, inner),
@@ -212,7 +213,8 @@ class Attention:
         self._memory, self._rows, self._power = decodes.memory, 1.0, 0.0
         self._block_us, self._sequence_us = decodes.wave_us, decodes.sequence_us
         self._sequence_us += decodes.row_us * heads
-        self._batch_us = self._more_s = 0.0
+        self._batch_us = self._more_s = self._partial_s = 0.0
+        self._shares = 0
         shape = "fp8" if narrow else "bfloat16"
         self._families = (f"decodes-{shape}", f"prompts-{shape}")
         self._shape = (heads, self._kv_heads, width)
@@ -222,6 +224,7 @@ class Attention:
             flops = 2.0 * heads * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim)
             self._decode_s = flops / rate
             absorbed = 4 * heads * latent.kv_lora_rank / (ops.read * 0.8)
+            self._partial_s = 4 * heads * latent.kv_lora_rank / ops.read
             self._take_latent(flops, narrow=narrow)
         self._more_s += absorbed
         self._pair_s = heads * (pair + 4.0 * prompts.softmax) / rate
@@ -245,6 +248,10 @@ class Attention:
         self._batch_us = known.batch_head_us * self._heads
         self._more_s = known.sequence_tokens * self._decode_s * self._rows
         self._power = known.softness
+        self._each_tokens, self._share_tokens = known.sequence_tokens, known.part_tokens
+        if known.part_tokens:
+            self._more_s = 0.0
+            self._shares = max(1, int(self._sms / max(1.0, self._heads / known.tile_rows)))
         self._block_us = 0.0 if known.sequence_tokens else self._block_us
 
     def decodes(self, sequences: int, seen: int) -> float:
@@ -269,6 +276,12 @@ class Attention:
             slope *= 1.0 + kernel.ramp / blocks
         together = self._decode_s * self._rows
         slope = power_mean(slope, together, self._power) if self._power else max(slope, together)
+        if shares := self._shares:
+            tokens = sequences * self._each_tokens + shares * self._share_tokens
+            start += tokens * together * (together / slope) ** (self._power - 1)
+            # A sequence's results come from one share more for each border that it lies across.
+            cut = 2 * (shares - 1) if sequences >= shares else sequences + shares - 1
+            start += cut * self._partial_s
         factor = _factor(self._kernels, self._families[0], self._shape, sequences)
         return start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us, slope * factor
 
