@@ -198,29 +198,32 @@ class AttentionCost:
         waves = sequences * self._kv_heads
         rows_us = self._row_us * self._heads
         start = 1e-6 * (self._wave_us * waves + (self._sequence_us + rows_us) * sequences)
-        start += 1e-6 * self._batch_us + count * self.absorbed_s
+        start += count * self.absorbed_s
         slope = self._kv_ideal_s / self._memory
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves
-        arithmetic_s = self._arithmetic_s * self._rows
-        slope = self._longer_s(slope, arithmetic_s)
-        if self._dealt:
-            start += self._dealt_s(count, arithmetic_s / slope)
-        else:
-            start += count * self._sequence_s
+        slope = self._longer_s(slope, self._arithmetic_s * self._rows)
+        start += count * self._sequence_s * self._shown(slope) + self._batch_s(count, slope)
         factor = self._decode_factor.at(count)
         # The launch was measured with the rest, and is counted elsewhere.
         return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
 
-    def _dealt_s(self, count: int, part: float) -> float:
-        """What a batch takes beside its context where its blocks are dealt to processors.
+    def _shown(self, slope: float) -> float:
+        """The part of time that is added to arithmetic which a batch takes longer for."""
+        if not self._dealt:
+            return 1.0
+        return (self._arithmetic_s * self._rows / slope) ** (self._softness - 1.0)
 
-        What it adds to arithmetic counts as far as that is what takes time: `part` of the slope.
-        Every border between two shares cuts a sequence, whose results are added up in 32 bits.
+    def _batch_s(self, count: int, slope: float) -> float:
+        """What a batch takes whatever its sequences compute: processors fill and empty, and add up
+        what several of them have computed of one sequence, which is no more for more queries.
+
+        Every border between two shares cuts a sequence, whose results are summed in 32 bits.
         """
+        if not self._dealt:
+            return 1e-6 * self._batch_us
         partials = 2 * (self._dealt - 1) if count >= self._dealt else self._dealt + count - 1
-        added_s = count * self._sequence_s + self._dealing_s
-        return added_s * part ** (self._softness - 1.0) + partials * self._partial_s
+        return self._dealing_s * self._shown(slope) + partials * self._partial_s
 
     def _longer_s(self, reading_s: float, arithmetic_s: float) -> float:
         """Time of a token of context, where both go on at once."""
@@ -245,7 +248,9 @@ class AttentionCost:
         mean = max(1.0, queries / count)
         tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
         rows = max(mean, self._rows)
-        return Line(line.start * tiles, max(line.slope, self._arithmetic_s * rows))
+        batch_s = self._batch_s(count, line.slope)
+        start = (line.start - batch_s) * tiles + batch_s
+        return Line(start, max(line.slope, self._arithmetic_s * rows))
 
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
         """Seconds for the chunks of a batch, without the launch.

@@ -256,34 +256,38 @@ class Attention:
 
     def decodes(self, sequences: int, seen: int) -> float:
         """One query of each sequence, which read `seen` tokens together; without the launch."""
-        start, slope = self._parts(sequences)
-        return start + slope * seen
+        each, whole, slope = self._parts(sequences)
+        return each + whole + slope * seen
 
     def verifies(self, sequences: int, queries: int, seen: int) -> float:
         """Several queries of each sequence, whose `seen` tokens are read once for them."""
-        start, slope = self._parts(sequences)
+        start, whole, slope = self._parts(sequences)
         each = max(1.0, queries / sequences)
         tiles = max(1.0, each * self._heads / self._kv_heads / _TILE)
-        return start * tiles + max(slope, self._decode_s * max(each, self._rows)) * seen
+        slope = max(slope, self._decode_s * max(each, self._rows))
+        return start * tiles + whole + slope * seen
 
-    def _parts(self, sequences: int) -> tuple[float, float]:
+    def _parts(self, sequences: int) -> tuple[float, float, float]:
+        """Of all sequences, of the batch whatever its queries, and of a token that is read."""
         kernel = self._kernels.decodes
         blocks = sequences * self._kv_heads / self._sms
         start = 1e-6 * (self._block_us * blocks + self._sequence_us * sequences / self._sms)
-        start += 1e-6 * self._batch_us + sequences * self._more_s
+        start += sequences * self._more_s
+        whole = 1e-6 * self._batch_us
         slope = self._read_s / self._memory
         if self._ops.gpu.sm_count:
             slope *= 1.0 + kernel.ramp / blocks
         together = self._decode_s * self._rows
         slope = power_mean(slope, together, self._power) if self._power else max(slope, together)
         if shares := self._shares:
-            tokens = sequences * self._each_tokens + shares * self._share_tokens
-            start += tokens * together * (together / slope) ** (self._power - 1)
+            token = together * (together / slope) ** (self._power - 1)
+            start += sequences * self._each_tokens * token
             # A sequence's results come from one share more for each border that it lies across.
             cut = 2 * (shares - 1) if sequences >= shares else sequences + shares - 1
-            start += cut * self._partial_s
+            whole += shares * self._share_tokens * token + cut * self._partial_s
         factor = _factor(self._kernels, self._families[0], self._shape, sequences)
-        return start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us, slope * factor
+        start = start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us
+        return start, whole * factor, slope * factor
 
     def prompts(self, chunks: Sequence[tuple[int, int]], window: int) -> float:
         """Chunks (tokens before, new tokens), which see `window` tokens back (0 = all)."""
