@@ -116,9 +116,7 @@ def expert_setting(
         name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
         wrong(name, problem)
-    placing = [name for name in ("eplb_algorithm", "eplb_likeness") if name in said]
-    if placing and not (keys.redundant_experts or keys.eplb_interval_s):
-        wrong(placing[0], "experts are placed by load with redundant_experts or an interval")
+    _check_placing(keys, said, wrong)
     _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
         all2all=all2all,
@@ -134,6 +132,15 @@ def expert_setting(
         micro_batches=keys.micro_batches if keys.expert_gpus else 0,
         members=table.count if keys.expert_gpus else 0,
     )
+
+
+def _check_placing(
+    keys: ExpertKeys, said: list[str], wrong: Callable[[str, str], NoReturn]
+) -> None:
+    """What is said of placing by load needs experts that are placed so."""
+    placing = [name for name in ("eplb_algorithm", "eplb_likeness") if name in said]
+    if placing and not (keys.redundant_experts or keys.eplb_interval_s):
+        wrong(placing[0], "experts are placed by load with redundant_experts or an interval")
 
 
 def _check_exchange(

@@ -15,6 +15,7 @@ tiles, or the longest tile where tiles are fewer than processors.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 from emu.catalogue import sizes
@@ -116,8 +117,7 @@ class AttentionCost:
         factors: Factors | None = None,
     ) -> None:
         """`factors`: measured over formula, where the engine's kernels were measured."""
-        self.decodes = decodes
-        self.prompts = prompts
+        self.decodes, self.prompts = decodes, prompts
         self._launch_s = decodes.launch_us * 1e-6
         kind = "fp8" if sizes.weight_bytes(1, kv_dtype) == 1 else "bfloat16"
         family, decode_family = f"prompts-{kind}", f"decodes-{kind}"
@@ -126,7 +126,6 @@ class AttentionCost:
         self._rows = 1.0
         """Query rows that are computed for one that is there."""
         heads = self._heads = ceil_div(spec.heads, tp)
-        peak = gpu.peak_flops("bfloat16")
         kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
         self._kv_ideal_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9)
         if sizes.weight_bytes(1, kv_dtype) == 1:
@@ -147,15 +146,13 @@ class AttentionCost:
         moved = 2 * 2 * (heads + self._kv_heads) * (mla.v_head_dim if mla else spec.head_dim)
         self._token_s = prompts.traffic * moved / (gpu.memory_gbytes_per_s * 1e9)
         head_flops += 4.0 * prompts.softmax
-        rate = peak * prompts.compute
+        rate = gpu.peak_flops("bfloat16") * prompts.compute
         self._arithmetic_s = heads * decode_flops / rate
         self._memory, self._row_us = decodes.memory, decodes.row_us
         self._sequence_us, self._wave_us = decodes.sequence_us, decodes.wave_us
-        self._batch_us = self._sequence_s = self._softness = 0.0
+        self._batch_us = self._sequence_s = self._softness = self._dealing_s = 0.0
         self._dealt = 0
         """Shares of a batch that processors are dealt; 0 = none."""
-        self._dealing_s = self._partial_s = 0.0
-        """What dealing adds to arithmetic, and adding up one share's results of a sequence."""
         self.absorbed_s = 0.0
         """Of a sequence, beside the kernel."""
         if mla is not None:
@@ -163,7 +160,6 @@ class AttentionCost:
             # what they write and read there moves beside the kernel.
             absorbed = 2 * 2 * heads * mla.kv_lora_rank
             self.absorbed_s = absorbed / (gpu.memory_gbytes_per_s * 1e9 * _ELEMENT_MEMORY)
-            self._partial_s = 4 * heads * mla.kv_lora_rank / (gpu.memory_gbytes_per_s * 1e9)
             known = LATENT_DECODES.get(f"{gpu.architecture} {decodes.latent}")
             known = known or LATENT_DECODES.get(gpu.architecture)
             if known is not None:
@@ -212,18 +208,20 @@ class AttentionCost:
         """The part of time that is added to arithmetic which a batch takes longer for."""
         if not self._dealt:
             return 1.0
-        return (self._arithmetic_s * self._rows / slope) ** (self._softness - 1.0)
+        return math.pow(self._arithmetic_s * self._rows / slope, self._softness - 1.0)
 
     def _batch_s(self, count: int, slope: float) -> float:
         """What a batch takes whatever its sequences compute: processors fill and empty, and add up
         what several of them have computed of one sequence, which is no more for more queries.
 
-        Every border between two shares cuts a sequence, whose results are summed in 32 bits.
+        Every border between two shares cuts a sequence, whose results are read as sums in 32 bits:
+        as many bytes as its queries and outputs are in the latent space.
         """
         if not self._dealt:
             return 1e-6 * self._batch_us
         partials = 2 * (self._dealt - 1) if count >= self._dealt else self._dealt + count - 1
-        return self._dealing_s * self._shown(slope) + partials * self._partial_s
+        added_s = partials * self.absorbed_s * _ELEMENT_MEMORY
+        return self._dealing_s * self._shown(slope) + added_s
 
     def _longer_s(self, reading_s: float, arithmetic_s: float) -> float:
         """Time of a token of context, where both go on at once."""

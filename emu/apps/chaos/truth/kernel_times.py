@@ -268,7 +268,7 @@ class Attention:
         return start * tiles + whole + slope * seen
 
     def _parts(self, sequences: int) -> tuple[float, float, float]:
-        """Of all sequences, of the batch whatever its queries, and of a token that is read."""
+        """Times of all sequences, of the batch whatever its queries, of a token that is read."""
         kernel = self._kernels.decodes
         blocks = sequences * self._kv_heads / self._sms
         start = 1e-6 * (self._block_us * blocks + self._sequence_us * sequences / self._sms)

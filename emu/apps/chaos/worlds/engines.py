@@ -95,8 +95,7 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
 
 
 def _looks(rng: Rng, tables: Tables) -> None:
-    """An engine that looks for new requests now and then, and one with few captured batches, each in
-    one world of four."""
+    """Rare looks for new requests, and few captured batches, each in one world of four."""
     if chance(rng, 0.25):
         tables["scheduler"]["scheduler_recv_interval"] = int(pick(rng, (2, 10, 30)))
     if chance(rng, 0.25):
