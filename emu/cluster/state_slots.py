@@ -28,7 +28,7 @@ from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, SglangTable, TensorrtLlmTable, VllmTable
 
-STATES_OF_REQUEST: Final = 3
+SLOTS_OF_RUNNING: Final = 3
 """Of a request that runs beside a tree of states, as SGLang counts (`MAMBA_CACHE_SIZE_MAX_...`)."""
 _TENSORRT_LLM_SPARE: Final = 1
 """The slot of requests that only fill up a captured batch."""
@@ -179,6 +179,6 @@ def state_slots(
         if not count:
             ratio = scheduler.mamba_full_memory_ratio
             count = int((free_bytes - beside) * ratio / (1 + ratio)) // each
-        running = count // STATES_OF_REQUEST if has_tree else count
+        running = count // SLOTS_OF_RUNNING if has_tree else count
         return StateSlots(min(most, running), count * each + beside, count)
     return StateSlots(most, (most + _TENSORRT_LLM_SPARE) * each + beside, most)

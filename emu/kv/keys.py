@@ -37,19 +37,22 @@ def mix64(values: U64) -> U64:
     """The finaliser of splitmix64: a bijection of 64-bit integers that scatters every bit."""
     import numpy as np
 
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(_FIRST)  # in place from here on: most arrays are a few KB
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_SECOND)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _running_sums(ids: U64, start: int = 0) -> U64:
     """Element i identifies ids[0..i] in their order, the first at position `start`."""
     import numpy as np
 
-    positions = np.arange(start + 1, start + len(ids) + 1, dtype=np.uint64)
-    return np.cumsum(
-        mix64(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION)), dtype=np.uint64
-    )
+    places = np.arange(start + 1, start + len(ids) + 1, dtype=np.uint64)
+    places *= np.uint64(_POSITION)
+    places += ids * np.uint64(_GOLDEN)
+    return np.cumsum(mix64(places), dtype=np.uint64)
 
 
 def block_keys(prefix: Prefix | None, block_size: int, prompt_tokens: int) -> list[int]:

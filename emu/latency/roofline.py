@@ -146,6 +146,8 @@ class RooflineBackend:
         """Of decode batches that are not padded, by their sequences (see `_run`)."""
         self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
         """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
+        self._components: dict[tuple[int, int, int], dict[str, int]] = {}
+        """Of steps of decodes alone, by (decodes, padded tokens, rows of logits)."""
 
     def _set_up_attention(self, gpu: GpuSpec, dtype: str, kv_dtype: str) -> None:
         """What attention costs. `dtype`: as configured."""
@@ -599,25 +601,38 @@ class RooflineBackend:
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
-        prefill = decode = launches = 0
+        has_decodes = bool(shape.decode_count) or shape.verify is not None
+        if shape.prefill_new or shape.verify is not None or self._is_cut(shape):
+            found = self._token_components(shape)
+        else:  # decodes alone: of two such steps only attention differs
+            key = (shape.decode_count, shape.padded_tokens, shape.logit_rows)
+            known = self._components.get(key)
+            if known is None:
+                known = self._components[key] = self._token_components(shape)
+            found = dict(known)
+        for part in self._parts(shape):
+            if has_decodes:
+                found["attention_decode"] += self._decode_attention_ns(shape, part)
+            if shape.prefill_new:
+                found["attention_prefill"] += self._prefill_attention_ns(shape, part)
+        # What a step adds to its kernels, and what the GPU waits for the host.
+        found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
+        return found
+
+    def _token_components(self, shape: BatchShape) -> dict[str, int]:
+        """The same without what attention takes beside its launches, and without the host."""
         parts = self._parts(shape)
         costs = [cost for cost, _ in self._token_costs(shape)]
         total = costs[0]
         for cost in costs[1:]:
             total = total.plus(cost)
-        for part in parts:
-            if shape.decode_count or shape.verify is not None:
-                decode += self._decode_attention_ns(shape, part)
-            prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0
-            launches += self._launches_ns(shape, part)
+        launches = sum(self._launches_ns(shape, part) for part in parts)
         head = HeadCost(0, 0, 0)
         if parts[-1].has_head:
             head = self._head(shape.logit_rows)[0]
-        if shape.prefill_new:  # one call serves both; its fixed part is counted once
-            prefill += launches
-        else:
-            decode += launches
-        found = {
+        # One call of attention serves both; its fixed part is counted once.
+        prefill, decode = (launches, 0) if shape.prefill_new else (0, launches)
+        return {
             "attention_prefill": prefill,
             "attention_decode": decode,
             "dense": total.dense,
@@ -631,9 +646,6 @@ class RooflineBackend:
             "pipeline": total.pipeline,
             "cpu_overhead": 0,
         }
-        # What a step adds to its kernels, and what the GPU waits for the host.
-        found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
-        return found
 
 
 def sequences_of(shape: BatchShape) -> tuple[int, int]:

@@ -54,7 +54,9 @@ class TraceSink:
         if steps > 1:
             args["iterations"] = steps
         elif not latency.foreign:
-            args.update(_components(latency, batch))
+            for name, cost_ns in latency.components_ns(shape).items():
+                if cost_ns:
+                    args[f"{name}_ns"] = cost_ns
         kind = (
             "decode"
             if not shape.prefill_new
@@ -123,11 +125,3 @@ class TraceSink:
     def mark(self, at_ns: int, replica_id: int, name: str, cause: str) -> None:
         """A change of state, a fault, a decision."""
         self.writer.instant(name, at_ns, replica_id, {"cause": cause})
-
-
-def _components(latency: LatencyBackend, batch: Batch) -> dict[str, int]:
-    return {
-        f"{name}_ns": cost_ns
-        for name, cost_ns in latency.components_ns(batch.shape).items()
-        if cost_ns
-    }

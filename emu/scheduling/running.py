@@ -202,8 +202,14 @@ class RunningSet:
             if running.is_alive and target >= running.request.reached_tokens
         ]
         if batch is self.leaping:
-            receivers += [running for running in self.requests.values() if running.in_cohort]
-            receivers.sort(key=admission)
+            in_order, last = not receivers, -1
+            for running in self.requests.values():
+                if running.in_cohort:
+                    receivers.append(running)
+                    in_order = in_order and running.admission > last
+                    last = running.admission
+            if not in_order:
+                receivers.sort(key=admission)
         return [running.request for running in receivers]
 
     def members(self, batch: Batch) -> list[tuple[Request, int, int]]:

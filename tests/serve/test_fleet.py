@@ -299,6 +299,34 @@ def test_kv_for_a_decode_engine_that_dies_is_given_up(tmp_path: Path, face: str)
     assert [row["status"] for row in replayed(tmp_path)] == ["cancelled"]
 
 
+def test_a_decode_half_hears_of_a_prefill_whose_client_left_before_it_arrived(
+    tmp_path: Path,
+) -> None:
+    """Such a request never is in the cluster, so that nothing there would ever end it."""
+
+    async def check(live: Live) -> None:
+        fleet = live.server.fleet
+        assert fleet is not None
+        rooms = fleet.handoffs._rooms
+        async with endpoints(live) as (first, second):
+            still_read = live.service.intake.begin(0)  # a call before it, which holds the time
+            head = asyncio.create_task(first.post("/generate", json=sglang_body(1)))
+            await live.until(lambda: any(room.prefill.done() for room in rooms.values()))
+            parked = rooms[1].prefill.result()
+            tail = asyncio.create_task(second.post("/generate", json=sglang_body(1)))
+            await live.until(lambda: parked.is_taken)
+            head.cancel()
+            await asyncio.gather(head, return_exceptions=True)
+            await live.until(lambda: parked.choice.exchange.has_left)
+            live.service.intake.end(still_read)
+            answer = await tail
+            assert answer.status_code == 408
+            assert live.cluster.engines[1].fetching == 0
+            assert live.cluster.engines[1].success["error"] == 1
+
+    run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang")
+
+
 def test_a_prefill_half_without_the_other_is_given_up_after_300_s(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         async with endpoints(live) as (first, _):

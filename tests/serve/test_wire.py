@@ -96,3 +96,73 @@ def test_a_head_without_an_end_is_refused(tmp_path: Path) -> None:
         writer.close()
 
     run(tmp_path, tables(), check)
+
+
+def test_what_is_no_http_does_not_overtake_the_answers_before_it(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        reader, writer = await connect(live)
+        writer.write(post(30, stream=True))
+        await reader.readuntil(b"data: ")
+        writer.write(b"no HTTP\r\n\r\n" + post(2, stream=False))
+        rest = await reader.read()
+        assert rest.count(b"data: {") == 29
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+        reader, writer = await connect(live)
+        writer.write(post(2, stream=False) + post(3, stream=False) + b"no HTTP\r\n\r\n")
+        for tokens in (2, 3):
+            head, body = await answer_of(reader)
+            assert json.loads(body)["usage"]["completion_tokens"] == tokens
+        assert b"connection: close" in head
+        assert await reader.read() == b""
+        writer.close()
+
+    run(tmp_path, tables(), check)
+
+
+def test_a_body_that_breaks_while_others_are_answered_ends_the_connection(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        reader, writer = await connect(live)
+        head = post(2, stream=False).partition(b"Content-Length")[0]
+        writer.write(
+            post(30, stream=True) + head + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n"
+        )
+        assert b" 400 " not in await reader.read()
+        writer.close()
+        reader, writer = await connect(live)
+        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+    run(tmp_path, tables(), check)
+
+
+def test_a_wish_for_another_protocol_costs_no_body(tmp_path: Path) -> None:
+    """Clients that begin with HTTP/1.1 and would go on with HTTP/2, as Java's does."""
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+    async def check(live: Live) -> None:
+        reader, writer = await connect(live)
+        begin, length, rest = post(3, stream=False).partition(b"Content-Length")
+        writer.write(begin + wish + length + rest + post(4, stream=False))
+        for tokens in (3, 4):
+            head, body = await answer_of(reader)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert json.loads(body)["usage"]["completion_tokens"] == tokens
+        writer.close()
+
+    run(tmp_path, tables(), check)
+
+
+def test_lines_behind_a_body_are_none_of_the_head(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        reader, writer = await connect(live)
+        head, _, rest = post(3, stream=False).partition(b"Content-Length")
+        body = rest.partition(b"\r\n\r\n")[2]
+        chunks = b"%x\r\n%b\r\n0\r\nX-Return-Error: 429\r\n\r\n" % (len(body), body)
+        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        answer, _ = await answer_of(reader)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    run(tmp_path, tables(), check)

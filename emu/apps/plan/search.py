@@ -95,6 +95,12 @@ def affordable(cost: float, price: float, most: int) -> int:
     return most if math.isinf(cost) else min(most, int(cost / price * (1 + _EPSILON)))
 
 
+def _grown(failed: int) -> int:
+    """The step upwards after so many that failed: it doubles every second time, as a run of too
+    small a cluster ends early and one of too large a cluster does not."""
+    return 1 << failed // 2
+
+
 def _least(
     least: int,
     start: int,
@@ -104,8 +110,8 @@ def _least(
 ) -> Generator[Asked, list[bool], int]:
     """The smallest count that does not fail, from `least` on; beyond `most()` if all do.
 
-    Steps from `start` grow until a change is found; then bisection. Upwards, where runs end early,
-    they grow more slowly than downwards. `is_enough`: `start` does not fail.
+    Steps from `start` grow until a change is found (upwards more slowly than downwards); then
+    bisection. `is_enough`: `start` does not fail.
     """
     low, high, step, failed = least - 1, start if is_enough else 0, 1, 0
     tried = max(least, start - is_enough)
@@ -119,7 +125,7 @@ def _least(
             tried = (low + high) // 2 if is_low_tried else max(low + 1, high - step)
         else:
             low = tried
-            tried = (low + high) // 2 if high else low + (1 << failed // 2)
+            tried = (low + high) // 2 if high else low + _grown(failed)
             failed += 1
         step *= 2
     return high
@@ -184,7 +190,7 @@ def _climbed(
     lacking: Lacking,
 ) -> Generator[Asked, list[bool], tuple[tuple[int, int], bool]]:
     """The first split from `start` upwards that does not fail, and True; the first one beyond the
-    limit, and False. What a split lacks grows by steps that double every second time."""
+    limit, and False. What a split lacks grows by `_grown` steps."""
     first, second = layout.prices
     prefill, decode = max(start[0], layout.replicas_min), max(1, start[1])
     failed = 0
@@ -195,7 +201,7 @@ def _climbed(
         candidate = Candidate(layout, prefill, decode)
         if (yield Asked((candidate,), is_probe=True))[0]:
             return (prefill, decode), True
-        more, step = lacking(candidate), 1 << failed // 2
+        more, step = lacking(candidate), _grown(failed)
         prefill, decode = prefill + step * more[0], decode + step * more[1]
         failed += 1
     return (prefill, decode), False

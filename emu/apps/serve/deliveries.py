@@ -1,13 +1,14 @@
 """Tokens on their way to clients, a replica's step at a time: the loops that run for each token.
 
 Compiled where the hot path is. What a step has made passes through here twice: when the engine has
-the tokens (`take_up`), and when they leave its front end (`hand_over`). `IterationCounts` hears of
+the tokens (`Takers`), and when they leave its front end (`hand_over`). `IterationCounts` hears of
 the step itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import final
 
 from emu.apps.serve.choices import Choice
 from emu.apps.serve.statistics import Statistics
@@ -17,25 +18,39 @@ from emu.scheduling.pipeline import StageSpan
 from emu.units import NS_PER_S
 
 
-def take_up(
-    receivers: Iterable[Request],
-    choices: dict[int, Choice],
-    begin: Callable[[Choice], None],
-) -> tuple[int, list[Choice]]:
-    """Return how many tokens the engine has made, and the open answers that they belong to.
+@final
+class Takers:
+    """The open answers that a replica's tokens belong to.
 
-    `begin` hears of an answer whose first token this is.
+    They are looked for again only where the engine has made tokens of other requests than a step
+    before, or another answer has been put in the place of one (`changes` counts these).
     """
-    takers: list[Choice] = []
-    count = 0
-    for request in receivers:
-        count += 1
-        choice = choices.get(request.request_id)
-        if choice is not None:
-            takers.append(choice)
-            if choice.begun_ns < 0:
-                begin(choice)
-    return count, takers
+
+    __slots__ = ("_changes", "_choices", "_receivers", "_takers")
+
+    def __init__(self, choices: dict[int, Choice]) -> None:
+        """`choices`: all open answers, by the ids of their requests."""
+        self._choices = choices
+        self._changes = -1
+        self._receivers: list[Request] = []
+        self._takers: list[Choice] = []
+
+    def take_up(
+        self, receivers: list[Request], changes: int, begin: Callable[[Choice], None]
+    ) -> list[Choice]:
+        """The engine has made a token of each of these. `begin` hears of an answer whose first
+        token this is."""
+        if changes == self._changes and receivers == self._receivers:
+            return self._takers
+        takers: list[Choice] = []
+        for request in receivers:
+            choice = self._choices.get(request.request_id)
+            if choice is not None:
+                takers.append(choice)
+                if choice.begun_ns < 0:
+                    begin(choice)
+        self._changes, self._receivers, self._takers = changes, receivers, takers
+        return takers
 
 
 def hand_over(takers: list[Choice], now_ns: int, sinks: tuple[Statistics, ...]) -> tuple[int, int]:

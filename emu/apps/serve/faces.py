@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from emu.apps.serve.api_errors import ApiError
 from emu.apps.serve.calls import Call
@@ -45,7 +45,10 @@ def named_event(kind: str, content: Mapping[str, object]) -> bytes:
 
 def compact(content: object) -> bytes:
     """JSON without spaces."""
-    return json.dumps(content, separators=(",", ":")).encode()
+    return _compact(content).encode()
+
+
+_compact: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Face:

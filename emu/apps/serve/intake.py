@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import enum
 import heapq
+import re
 import socket
 import struct
 import sys
@@ -61,6 +62,7 @@ _STOOD_S: Final = 0.5
 _AGE_MIN_NS: Final = 8_000_000
 """Ages below this are the grain of the system's clock (at most 4 ms), not lateness."""
 _HEAD_BYTES_MAX: Final = 65_536
+_UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _TCP_INFO: Final = 11
 _LAST_DATA_RECEIVED: Final = slice(52, 56)
 """`tcpi_last_data_recv` of Linux' `struct tcp_info`, ms since data came."""
@@ -185,6 +187,8 @@ class LiveProtocol(HttpToolsProtocol):
         """Of a head that goes on, without those that came together with its beginning; -1 = no more
         than those."""
         self._is_timing_body = False
+        self._is_deaf = False
+        """What came last is no HTTP: the calls before it are answered, and nothing more is read."""
         self._answered: RequestResponseCycle | None = None
         """The call that is being answered, or was answered last."""
         self._is_unread = False
@@ -227,6 +231,10 @@ class LiveProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
+        if self._is_deaf:
+            return
+        if self._reading is not _Reading.BODY and _UPGRADE.search(data):
+            data = _stay(data)
         super().data_received(data)
         self._is_unread = False
         if self.transport.is_closing():
@@ -242,6 +250,23 @@ class LiveProtocol(HttpToolsProtocol):
         """The first byte of a head."""
         super().on_message_begin()
         self._reading, self._head_bytes = _Reading.HEAD, -1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of a head; those behind a body in chunks say nothing."""
+        if self._reading is _Reading.HEAD:
+            super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """This is no HTTP. Where calls came before it, it is not the answer to one of them."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            super().send_400_response(msg)
+        elif self._reading is not _Reading.BODY:
+            cycle.keep_alive, self._is_deaf = False, True
+        elif cycle is self._answered and not cycle.response_started:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         """A body follows, be it empty."""
@@ -347,6 +372,15 @@ class LiveProtocol(HttpToolsProtocol):
             return
         self.transport.write(_TOO_SLOW)
         self.transport.close()
+
+
+def _stay(data: bytes) -> bytes:
+    """The head that is in these bytes, without its wish to speak another protocol from here on.
+
+    There is none; of a call that has the wish the parser would leave out the body.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
 
 
 def _leave_unframed(cycle: RequestResponseCycle) -> None:

@@ -65,24 +65,24 @@ class SocketLine(Line):
     """Writes them to the client."""
 
     __slots__ = (
-        "_count", "_end", "_further", "_last", "_outlet", "_pieces", "_size", "_start", "_stencil",
+        "_count", "_end", "_head", "_last", "_outlet", "_pieces", "_size", "_start", "_stencil",
     )  # fmt: skip
 
-    def __init__(
-        self, stencil: Stencil, sent: int, outlet: Outlet, pieces: Sequence[bytes]
-    ) -> None:
+    def __init__(self, stencil: Stencil, sent: int, outlet: Outlet, pieces: list[bytes]) -> None:
         """`sent`: tokens that have been written already. `pieces`: texts of the filler's tokens, as
         they stand in JSON."""
         super().__init__(sent, leaves=True)
         self._outlet = outlet
         self._stencil = stencil
-        self._further = stencil.further
-        self._end = stencil.end
-        self._size = len(stencil.further) + len(stencil.end)
+        self._end = stencil.end + _CRLF
         self._start = stencil.start
         self._last = stencil.tokens - 1
         self._pieces = pieces
         self._count = len(pieces)
+        self._size = -1
+        """Of the text that `_head` is for, most of which are as long as each other."""
+        self._head = b""
+        """What comes before the text of a chunk, beginning with the chunk's size."""
 
     def write(self, due_ns: int) -> bool:
         """The next token is there: whether it has been written."""
@@ -92,11 +92,18 @@ class SocketLine(Line):
         self.sent = position + 1
         if 0 < position < self._last:
             text = self._pieces[(self._start + position) % self._count]
-            size = b"%x\r\n" % (self._size + len(text))
-            outlet.send(b"".join((size, self._further, text, self._end, _CRLF)))
+            if len(text) != self._size:
+                self._measure(len(text))
+            outlet.send(b"".join((self._head, text, self._end)))
         else:
             outlet.write(self._stencil.chunk(position, self._pieces))
         return True
+
+    def _measure(self, size: int) -> None:
+        """Texts have so many bytes from now on."""
+        further = self._stencil.further
+        size_bytes = len(further) + size + len(self._end) - len(_CRLF)
+        self._size, self._head = size, b"%x\r\n%b" % (size_bytes, further)
 
 
 class Batch:

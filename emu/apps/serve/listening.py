@@ -42,6 +42,7 @@ def make_web_server(
             lifespan="off",
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # nothing here asks where a call came from
             backlog=BACKLOG,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(_CLOSE_S),

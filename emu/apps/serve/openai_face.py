@@ -124,7 +124,7 @@ class OpenAiFace(Face):
         call = self.call
         if call.max_tokens == 0:
             return b""
-        frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
+        frame = compact(self._frame()).decode()[:-1]
         role, content = ('{"role":"assistant",', '"content":"') if call.is_chat else ("", '"')
         key, close = (',"delta":', '"}') if call.is_chat else (',"text":', '"')
         usage = ',"usage":null' if call.include_usage else ""

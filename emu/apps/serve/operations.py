@@ -79,6 +79,15 @@ def routes_of(service: Service, operations: Iterable[Operation]) -> list[Route]:
     ]
 
 
+def short_ways(service: Service, operations: Iterable[Operation]) -> dict[str, Handler]:
+    """What answers the calls that become requests of the cluster (all are POST), by path."""
+    return {
+        operation.path: _dispatch(service, {"POST": operation})
+        for operation in operations
+        if operation.streams and operation.method == "POST" and "{" not in operation.path
+    }
+
+
 def _dispatch(service: Service, methods: Mapping[str, Operation]) -> Handler:
     async def handle(request: HttpRequest) -> ASGIApp:
         method = "GET" if request.method == "HEAD" else request.method

@@ -70,8 +70,9 @@ class Reply:
         self.exchange = face.exchange
         self.failure = failure
         """How the answer breaks off in its middle, if a schedule says so."""
-        self.enter: Callable[[int | None], None] = self._submit
-        """Brings the requests into the emulation, at the instant at which the call came."""
+        self.enter: Callable[[int | None], None] | None = None
+        """Brings the requests into the emulation in its own way, at the instant at which the call
+        came."""
         self._pace: AnswerPace | None = None
         self._is_slow_reader = False
         self._scope: Scope = {}
@@ -82,7 +83,11 @@ class Reply:
         """Send the answer; cancel what is left of the requests if the client leaves."""
         exchange = self.exchange
         ticket: Ticket | None = scope.get("state", {}).get("ticket")
-        self.enter(ticket.at_ns if ticket is not None else None)
+        came_ns = ticket.at_ns if ticket is not None else None
+        if self.enter is not None:
+            self.enter(came_ns)
+        else:
+            self.service.cluster.submit(exchange, came_ns)
         if ticket is not None:
             self.service.intake.end(ticket)
         self._scope = scope
@@ -107,9 +112,8 @@ class Reply:
                 outlet.on_lost = None
             if not exchange.is_ended:
                 self.service.cluster.leave(exchange)
-
-    def _submit(self, came_ns: int | None) -> None:
-        self.service.cluster.submit(self.exchange, came_ns)
+            else:
+                exchange.choices.clear()  # a cycle, which would wait for Python's collector
 
     def _left(self) -> None:
         self.service.cluster.leave(self.exchange)

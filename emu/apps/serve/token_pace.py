@@ -7,8 +7,8 @@ over its step's tokens, in which its bytes were given to the socket.
 
 from __future__ import annotations
 
-import asyncio
 import math
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,14 +47,15 @@ class TokenPace:
 
     def left(self, late_ns: int, count: int) -> None:
         """So many tokens have left now, so late."""
-        self.add(max(0, late_ns), count, asyncio.get_running_loop().time())
+        self.add(max(0, late_ns), count, time.monotonic())
 
     def add(self, late_ns: int, count: int, now_s: float) -> None:
         """So many tokens have left so late; `now_s`: wall clock."""
         bucket = bucket_of(late_ns)
         self._slice(now_s)[bucket] += count
         self.counts[bucket] += count
-        self.worst_ns = max(self.worst_ns, late_ns)
+        if late_ns > self.worst_ns:
+            self.worst_ns = late_ns
 
     def add_counts(self, counts: Sequence[int], worst_ns: int, now_s: float) -> None:
         """The same, counted by another process."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from emu.apps.serve.choices import Choice, Exchange, traced_half
-from emu.apps.serve.deliveries import IterationCounts, hand_over, take_up
+from emu.apps.serve.deliveries import IterationCounts, Takers, hand_over
 from emu.apps.serve.pace import AnswerPace, Pace
 from emu.apps.serve.recording import Tape
 from emu.apps.serve.statistics import Statistics
@@ -94,8 +94,7 @@ class LiveCluster(Observer):
         self.scalers = cluster.scalers
         self.faults = cluster.faults
         self.commander = cluster.commander
-        self.note = cluster.note
-        self.inject = cluster.inject
+        self.note, self.inject = cluster.note, cluster.inject
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
@@ -103,6 +102,7 @@ class LiveCluster(Observer):
         self.on_delivered: list[Callable[[], None]] = []
         """What passes tokens on that have left the front end of a replica."""
         self._choices: dict[int, Choice] = {}
+        self._takers = [Takers(self._choices) for _ in plan.replicas]
         self._ending: dict[int, Choice] = {}
         """Answers whose requests have ended; the last tokens are in the front end."""
         self._carried: dict[int, Choice] = {}
@@ -112,7 +112,8 @@ class LiveCluster(Observer):
         self._carries_first = plan.config.network.first_token == "decode"
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
-        self._next_id = 0
+        self._next_id = self._changes = 0
+        """Of the next request to arrive; how often an answer has lost its place in `_choices`."""
         self.gateway.expect_client()
 
     def _ports(self, log: Log | None) -> Ports:
@@ -196,6 +197,9 @@ class LiveCluster(Observer):
             self._entering -= len(exchange.choices)
             for choice in exchange.choices:
                 choice.is_ended = True
+                # A decode endpoint may already have been promised its KV.
+                choice.request.status = Status.CANCELLED
+                choice.request.reason = "client_left"
             return
 
         def cancel() -> None:
@@ -212,7 +216,7 @@ class LiveCluster(Observer):
         self.engines[request.decode_pin].fetching += 1
         choice.giver = first
         if first.is_begun:
-            self._choices[choice.request.request_id] = choice
+            self._replace(choice.request, choice)
         else:
             first.heir = choice
 
@@ -235,7 +239,7 @@ class LiveCluster(Observer):
         """
         request = choice.request
         endpoint = self._stop_fetching(request)
-        self._choices[request.request_id] = first
+        self._replace(request, first)
         first.heir = None
         own.status, own.reason = Status.FAILED, "replica_lost"
         choice.request = own
@@ -308,11 +312,12 @@ class LiveCluster(Observer):
         stream = self.replicas[replica_id].books.stream
         delay_ns = 0 if stream is None else stream.delay_ns
         now_ns = self.kernel.now_ns
+        made = receivers if isinstance(receivers, list) else list(receivers)
         begun = partial(self._begun, replica_id, delay_ns)
-        count, takers = take_up(receivers, self._choices, begun)
+        takers = self._takers[replica_id].take_up(made, self._changes, begun)
         sinks = self._sinks[replica_id]
         for stats in sinks:
-            stats.generated_sum += count
+            stats.generated_sum += len(made)
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)
         elif takers:
@@ -326,7 +331,12 @@ class LiveCluster(Observer):
         if request.handoff_after_ns >= 0 and not choice.base:
             self.engines[replica_id].prefilled(request, now_ns, now_ns + delay_ns)
         if choice.heir is not None:
-            self._choices[request.request_id] = choice.heir
+            self._replace(request, choice.heir)
+
+    def _replace(self, request: Request, choice: Choice) -> None:
+        """The next tokens of a request are this answer's."""
+        self._choices[request.request_id] = choice
+        self._changes += 1
 
     def _deliver(self, takers: list[Choice], sinks: tuple[Statistics, ...]) -> None:
         """A token of each of these leaves the front end now: wake the streams that send them."""
@@ -424,6 +434,7 @@ class LiveCluster(Observer):
     def ended(self, request: Request, at_ns: int) -> None:
         """A request has ended: count it, and end its answer."""
         choice = self._choices.pop(request.request_id, None)
+        self._changes += 1
         self.stats.ended(request)
         if len(self.of_models) > 1:
             self.of_models[request.model].ended(request)

@@ -77,7 +77,7 @@ RATIO: Final = 0.7
 LEAST_RATIO: Final = 0.14
 """What is left of it in the end."""
 DECAY_STEPS: Final = 600
-STATES_OF_REQUEST: Final = 3
+SLOTS_FREED_EACH: Final = 3
 """Free ones that each request of a batch of prompts asks for, where a tree keeps states."""
 _FEW_PLACES: Final = 32
 """Up to so many running requests a decode server lets KV come for twice as many more."""
@@ -372,7 +372,7 @@ class SglangScheduler(LookingScheduler):
         taken = admission.taken
         tokens = sum(one.new for one in taken)
         pool.make_room(tokens if page == 1 else tokens + len(taken) * page)
-        pool.make_state_room(STATES_OF_REQUEST * len(taken))
+        pool.make_state_room(SLOTS_FREED_EACH * len(taken))
         shape = self._shape()
         chunks: list[Chunk] = []
         prompts: list[Record] = []

@@ -223,7 +223,7 @@ class Kubernetes:
         check_control(service, request)
         call = Call(
             method=request.method,
-            path=request.url.path,
+            path=request.scope["path"],
             query=dict(request.query_params),
             accept=request.headers.get("accept", ""),
             content_type=request.headers.get("content-type", ""),
