@@ -16,7 +16,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.layers import LatentAttention
 from emu.catalogue.model import BITS_PER_1024
 from emu.latency.coefficients import Kernels, Links, Products
-from emu.latency.kernels.attention import LATENT_DECODES
+from emu.latency.kernels.latent import known_latent
 from emu.latency.surfaces import surface_file
 
 _TILES: Final = ((128, 256), (256, 128), (128, 128), (64, 128), (64, 64), (16, 64))
@@ -234,8 +234,7 @@ class Attention:
 
     def _take_latent(self, flops: float, *, narrow: bool) -> None:
         gpu, decodes = self._ops.gpu, self._kernels.decodes
-        name = f"{gpu.architecture} {decodes.latent}"
-        known = LATENT_DECODES.get(name) or LATENT_DECODES.get(gpu.architecture)
+        known = known_latent(gpu, decodes.latent)
         if known is None:
             return
         peak, self._memory = gpu.peak_flops("bfloat16") * known.compute, known.memory
