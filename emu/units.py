@@ -16,6 +16,20 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def cut_by(shares: list[int], size_bytes: int) -> list[int]:
+    """The bytes of each share, which add up to `size_bytes` exactly: differences of running floors,
+    so that no byte is lost to rounding."""
+    total = sum(shares)
+    parts: list[int] = []
+    cut = start_bytes = 0
+    for share in shares:
+        cut += share
+        end_bytes = size_bytes * cut // total
+        parts.append(end_bytes - start_bytes)
+        start_bytes = end_bytes
+    return parts
+
+
 def s_to_ns(seconds: float) -> int:
     """Seconds as integer nanoseconds, rounded to the nearest."""
     return round(seconds * NS_PER_S)

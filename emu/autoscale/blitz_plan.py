@@ -7,7 +7,7 @@ released code's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from emu.autoscale.demand import Demand
 from emu.autoscale.draft import Draft, is_unmarked
@@ -48,7 +48,7 @@ _SENDS_KV = frozenset(
 
 
 def blitz_plan(
-    snapshot: Snapshot, demand: Demand, table: CarriedTable, sites: Sequence[Site]
+    snapshot: Snapshot, demand: Demand, table: CarriedTable, sites: Mapping[int, Site]
 ) -> list[Action]:
     """What to do now. An empty list = nothing."""
     prefill, decode = demand.prefill, demand.decode
@@ -81,7 +81,7 @@ def blitz_plan(
     return draft.actions
 
 
-def _load_over_nvlink(draft: Draft, sites: Sequence[Site]) -> None:
+def _load_over_nvlink(draft: Draft, sites: Mapping[int, Site]) -> None:
     """Section 6.5: one source for each machine that has a copy and free replicas."""
     domains: dict[int, list[ReplicaView]] = {}
     for view in draft.inactive:
@@ -112,7 +112,7 @@ def _load_over_nvlink(draft: Draft, sites: Sequence[Site]) -> None:
         draft.actions.append(Load("nvlink", tuple(targets), (source,)))
 
 
-def _nvlink_source(snapshot: Snapshot, domain: int, sites: Sequence[Site]) -> int | None:
+def _nvlink_source(snapshot: Snapshot, domain: int, sites: Mapping[int, Site]) -> int | None:
     for view in snapshot.replicas:
         if (
             sites[view.replica_id].domain == domain
@@ -127,7 +127,7 @@ def _nvlink_source(snapshot: Snapshot, domain: int, sites: Sequence[Site]) -> in
 class _Loading:
     """Step 7: the rest of the demand over RDMA, or from host or disk."""
 
-    def __init__(self, draft: Draft, sites: Sequence[Site]) -> None:
+    def __init__(self, draft: Draft, sites: Mapping[int, Site]) -> None:
         self.draft = draft
         self.table = draft.table
         self.sites = sites

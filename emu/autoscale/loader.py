@@ -17,7 +17,7 @@ complete; decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -106,7 +106,7 @@ class LoadWorld(msgspec.Struct):
     kernel: Kernel
     carrier: Carrier
     topology: Topology
-    weights: Sequence[Weights]
+    weights: Mapping[int, Weights]
     """By replica."""
     on_segments: Callable[[int, int], None]
     """(replica, segments ready)."""

@@ -10,7 +10,7 @@ Each plan is recorded with the numbers behind it (marks.csv, trace).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -134,8 +134,8 @@ class Scaler(Actor):
         table: AutoscaleTable,
         *,
         rates: Rates,
-        sites: Sequence[Site],
-        weights: Sequence[Weights],
+        sites: Mapping[int, Site],
+        weights: Mapping[int, Weights],
         topology: Topology,
         block_tokens: int,
         cache: HostCache,
@@ -187,7 +187,7 @@ class Scaler(Actor):
         self._views = ReplicaViews(world, self._view, self.is_marked)
         self._on_look: OnLook | None = None
 
-    def _make_loader(self, topology: Topology, weights: Sequence[Weights]) -> Loader:
+    def _make_loader(self, topology: Topology, weights: Mapping[int, Weights]) -> Loader:
         world, table = self._world, self.table
         told = (self._on_segments, self._on_loaded)
         loads = LoadWorld(world.kernel, world.network, topology, weights, *told)

@@ -7,7 +7,7 @@ decode replica) come from the latency backend and the links where the configurat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from emu.scheduling.layer_batches import can_relay
 from emu.units import GIB
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048
+Made = TypeVar("Made")
 STATIC: Final = BlitzTable(executor="none")
 
 
@@ -45,16 +46,17 @@ def weights_of(plan: ReplicaPlan) -> Weights:
     return Weights(Grid(plan.gpus, tp), segments, tuple(s for s in stages for _ in range(tp)))
 
 
-def weights_of_all(plans: Sequence[ReplicaPlan]) -> list[Weights]:
-    """`weights_of` each; replicas of one table are weighed once."""
-    of_table: dict[int, Weights] = {}
-    for plan in plans:
-        if plan.group not in of_table:
-            of_table[plan.group] = weights_of(plan)
-    return [
-        msgspec.structs.replace(of_table[plan.group], grid=Grid(plan.gpus, plan.tensor_parallel))
-        for plan in plans
-    ]
+class EachMade(dict[int, Made]):
+    """Something of each replica, by its id, made when it is first asked for: a cluster that does
+    not scale needs none of it."""
+
+    def __init__(self, make: Callable[[int], Made]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, replica_id: int) -> Made:
+        made = self[replica_id] = self._make(replica_id)
+        return made
 
 
 def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
@@ -66,7 +68,7 @@ def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
         domain=first.nvlink_domain,
         leaf=topology.machines[first.machine].leaf,
         nic_bytes_per_s=sum(
-            topology.links[topology.gpus[gpu].nic_out].bytes_per_s for gpu in plan.gpus
+            topology.links.bytes_per_s(topology.gpus[gpu].nic_out) for gpu in plan.gpus
         ),
         has_nvlink=first.nvlink_out >= 0,
         can_go_live=can_relay(replica.scheduler) and plan.pipeline_parallel == 1,
@@ -112,17 +114,23 @@ class Scalers:
         self._own = own
         self._plan = plan
         self._memory = make_memory(plan)
-        self._sites = [
-            site_of(its_plan, plan.topology, replica)
-            for its_plan, replica in zip(plan.replicas, replicas, strict=True)
-        ]
-        self._weights = weights_of_all(plan.replicas)
+        self._sites = EachMade(lambda at: site_of(plan.replicas[at], plan.topology, replicas[at]))
+        self._weights = EachMade(self._weigh)
+        self._of_tables: dict[int, Weights] = {}
 
     def make(self, worlds: Sequence[ScalerWorld]) -> list[Scaler]:
         """The loop of each model (without autoscaling: what loads weights by manual command)."""
         caches = [self._cache(world.members) for world in worlds]
         self._memory.place_pool()
         return [self._scaler(world, cache) for world, cache in zip(worlds, caches, strict=True)]
+
+    def _weigh(self, replica_id: int) -> Weights:
+        """Its weights; replicas of one table are weighed once."""
+        plan = self._plan.replicas[replica_id]
+        known = self._of_tables.get(plan.group)
+        if known is None:
+            known = self._of_tables[plan.group] = weights_of(plan)
+        return msgspec.structs.replace(known, grid=Grid(plan.gpus, plan.tensor_parallel))
 
     def _table(self, model_name: str) -> AutoscaleTable:
         """[autoscale] with what the model overrides."""
@@ -137,7 +145,7 @@ class Scalers:
     def _cache(self, members: Sequence[ReplicaHandle]) -> HostCache:
         first = members[0].replica_id
         name, weights = self._plan.replicas[first].served, self._weights[first]
-        machines = [self._sites[replica.replica_id].machine for replica in members]
+        machines = [self._plan.replicas[replica.replica_id].machine for replica in members]
         _, model = self._plan.tables_of_models.get(name, (0, None))
         return HostCache(
             self._table(name),

@@ -78,10 +78,12 @@ Hopper: one kernel serves both, which does not split long contexts, computes 128
 heads of a decode, and gathers pages of one token. Fitted to Llama-3.1-8B on two H200 (10 rows: bias
 of TPOT -11 to +1 %), judged on one, four and eight (23 rows: its median |error| falls from 14 to 7
 %)."""
-_STATE_NS: Final = 2_200_000
+_STATE_NS: Final = 3_000_000
 """More for a layer with a state. Fitted to Qwen3.5-397B in 16 bits on 8 B200 with prompts of 1,024
-tokens (5 rows), judged on fp8, fp4, 8,192 tokens and H200 (30 rows: the median |error| of TTFT
-falls from 44 to 26 %, that of TPOT from 22 to 18)."""
+tokens (9 rows: bias of TTFT -10 to +1 %; the 2.2 ms of before stood in for products that are priced
+by now). Judged, median |error| of TTFT: fp8 with 1,024 tokens 25 to 14 % (15 rows), on H200 17 to 7
+(9), with 8,192 tokens 36 to 32 (8), 16 bits with 8,192 22 to 20 (5), fp4 11 to 9 (6); that of TPOT
+moves by 2 points at most."""
 _GENERATED_LATENT_NS: Final = 800_000
 """More for a layer of latent attention where TensorRT-LLM's generated kernels run it (Blackwell):
 keys are not gathered for them. Fitted to DeepSeek-R1 on 8 B200 (7 rows), judged on experts spread

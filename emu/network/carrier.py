@@ -19,9 +19,9 @@ from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.fates import Fate
 from emu.network.flows import END, FlowTable, Parts, TransferSpec
-from emu.network.grids import Grid, cut_by, shard_shares
+from emu.network.grids import Grid, shard_shares
 from emu.network.topology import LinkPath, Topology
-from emu.units import NS_PER_S
+from emu.units import NS_PER_S, cut_by
 
 
 class TransferSink(Protocol):
@@ -140,7 +140,7 @@ class Lane:
     paths: list[LinkPath]
     """Of each pair of GPUs that talk; the first of the one with the first of the other leads."""
     shares: list[int]
-    """What each pair carries (see `grids.cut_by`)."""
+    """What each pair carries (see `cut_by`)."""
 
     __slots__ = (
         "bytes_per_s",

@@ -30,13 +30,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from emu.kernel.natives import heapify, heappop, heappush
-from emu.network.audit import Books, audit, books_of
-from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
+from emu.network.links import (
+    SLACK_UNITS,
+    UNITS_PER_BYTE,
+    Flow,
+    Link,
+    LonePart,
+    Pair,
+    Transfer,
+    rate_units,
+)
 from emu.network.max_min import component, fill
 from emu.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    from emu.network.audit import Books
 
 END: Final = -1
 """The mark that stands for the end of a transfer."""
@@ -131,10 +142,9 @@ class FlowTable:
     """All transfers of a cluster. Link i has capacity `link_bytes_per_s[i]`."""
 
     def __init__(self, link_bytes_per_s: Sequence[int]) -> None:
-        self.links = [
-            Link(index=index, bytes_per_s=rate, capacity=rate_units(rate))
-            for index, rate in enumerate(link_bytes_per_s)
-        ]
+        self._rates = link_bytes_per_s
+        self._links: list[Link | None] = [None] * len(link_bytes_per_s)
+        """The records of links that were asked for: most of a large cluster carry nothing."""
         self.now_ns = 0
         self.started_bytes: defaultdict[str, int] = defaultdict(int)
         self.carried_bytes: defaultdict[str, int] = defaultdict(int)
@@ -151,19 +161,21 @@ class FlowTable:
         self._has_extra_latency = False
         self._paths: dict[tuple[int, ...], tuple[Link, ...]] = {}
 
-    # What callers start and stop.
+    @property
+    def links(self) -> list[Link]:
+        """The records of all links, by index."""
+        return [self.link(index) for index in range(len(self._links))]
 
-    def start(
-        self,
-        flow_id: int,
-        links: Sequence[int],
-        size_bytes: int,
-        now_ns: int,
-        tag: Any = None,
-        **options: Any,
-    ) -> None:
-        """Start a transfer over one path; options as of `TransferSpec`."""
-        self.start_group(flow_id, ((links, size_bytes),), now_ns, TransferSpec(**options), tag)
+    def link(self, index: int) -> Link:
+        """The record of a link."""
+        record = self._links[index]
+        if record is None:
+            rate = self._rates[index]
+            record = Link(index=index, bytes_per_s=rate, capacity=rate_units(rate))
+            self._links[index] = record
+        return record
+
+    # What callers start and stop.
 
     def start_group(
         self,
@@ -193,8 +205,8 @@ class FlowTable:
         self._transfers[flow_id] = transfer
         self.started_bytes[kind] += total
         is_whole = spec.limit_bytes is None and not spec.marks
-        is_plain = len(parts) == spec.weight == 1 and is_whole and spec.after is None
-        if is_plain and self._go_alone(transfer, self.path(parts[0][0])):
+        is_plain = spec.weight == 1 and is_whole and spec.after is None
+        if is_plain and self._go_alone(transfer, parts):
             return
         transfer.open_flows = len(parts)
         transfer.marks_open = [len(parts)] * len(spec.marks)
@@ -269,7 +281,7 @@ class FlowTable:
     def set_rate(self, link: int, bytes_per_s: int, now_ns: int) -> None:
         """Change the capacity of a link; 0 = down: what needs it stalls, in place."""
         self._run_until(now_ns)
-        record = self.links[link]
+        record = self.link(link)
         if record.lone is not None:
             self._unfold(record.lone)
         record.bytes_per_s = bytes_per_s
@@ -279,7 +291,7 @@ class FlowTable:
     def set_extra_latency(self, link: int, extra_ns: int, now_ns: int) -> None:
         """Reports of flows over this link come so much later from now on."""
         self._run_until(now_ns)
-        self.links[link].extra_latency_ns = extra_ns
+        self.link(link).extra_latency_ns = extra_ns
         self._has_extra_latency = self._has_extra_latency or extra_ns > 0
 
     def set_partition(self, pair: Pair, is_cut: bool, now_ns: int) -> None:
@@ -365,11 +377,15 @@ class FlowTable:
 
     def books(self, now_ns: int) -> list[dict[str, Books]]:
         """For each link, bytes by kind: moved, lost, in flight (not yet through)."""
+        from emu.network.audit import books_of  # only checks ask
+
         self._run_until(now_ns)
         return books_of(self.links, self._open_flows(), now_ns)
 
     def recount(self) -> None:
         """Check invariant I11 from scratch; raises InvariantViolation."""
+        from emu.network.audit import audit  # only checks ask
+
         self._unfold_all()
         self._flush()
         audit(
@@ -397,16 +413,16 @@ class FlowTable:
     # by a partition, has lost its feeder, or is closed. Every change of that goes through `_go`,
     # `_stop`, `_close`; they note what has to be divided anew, `_flush` does it once an instant.
     #
-    # A transfer in one part that finds its links free is *alone*: its end is known, and as long as
-    # no other flow comes it needs none. `_unfold` gives it one as of its start when another flow
-    # comes or it is read.
+    # A transfer that finds its links free, each for one part of it, is *alone*: its end is known,
+    # and as long as no other flow comes it needs none. `_unfold` gives it one for each part as of
+    # its start when another flow comes or it is read.
 
     def path(self, path: Sequence[int]) -> tuple[Link, ...]:
         """The records of some links."""
         key = tuple(path)
         links = self._paths.get(key)
         if links is None:
-            links = self._paths[key] = tuple([self.links[index] for index in key])
+            links = self._paths[key] = tuple([self.link(index) for index in key])
         return links
 
     def _run_until(self, until_ns: int) -> None:
@@ -524,54 +540,75 @@ class FlowTable:
 
     # A transfer alone.
 
-    def _go_alone(self, transfer: Transfer, links: tuple[Link, ...]) -> bool:
-        """Have these links to itself. False if a flow is there, or nothing can move."""
-        if not transfer.size_bytes or transfer.pair in self._blocked_pairs:
+    def _go_alone(self, transfer: Transfer, parts: Parts) -> bool:
+        """Have the links of all parts to itself. False if a flow is there, or nothing can move."""
+        if transfer.pair in self._blocked_pairs:
             return False
-        rate = _UNLIMITED
-        for link in links:
-            if link.running or link.lone is not None:
+        lone: list[LonePart] = []
+        end_ns = last = -1
+        for path, size_bytes in parts:
+            links = self.path(path)
+            rate = _UNLIMITED
+            for link in links:
+                if link.running or link.lone is not None:
+                    rate = 0
+                    break
+                if link.bytes_per_s < rate:
+                    rate = link.bytes_per_s
+            if not (rate and size_bytes and links):
+                for held, _ in lone:
+                    for link in held:
+                        link.lone = None
                 return False
-            if link.bytes_per_s < rate:
-                rate = link.bytes_per_s
-        if not rate or not links:
-            return False
-        for link in links:
-            link.lone = transfer
-        self._seq += 1
-        transfer.seq = self._seq
-        transfer.lone_links = links
-        # As of a flow: the slack there is less than one part of the dividend here.
-        end_ns = self.now_ns + ceil_div(transfer.size_bytes * NS_PER_S, rate)
-        heappush(self._events, (end_ns, transfer.seq, 0, transfer))
+            for link in links:
+                link.lone = transfer
+            # As of a flow: the slack there is less than one part of the dividend here.
+            part_end_ns = self.now_ns + ceil_div(size_bytes * NS_PER_S, rate)
+            if part_end_ns >= end_ns:
+                end_ns, last = part_end_ns, len(lone)
+            lone.append((links, size_bytes))
+        transfer.seq = self._seq + 1
+        self._seq += len(lone)
+        transfer.lone_parts, transfer.lone_last = tuple(lone), last
+        heappush(self._events, (end_ns, transfer.seq + last, 0, transfer))
         return True
 
     def _end_alone(self, transfer: Transfer) -> None:
         """All bytes are through, and no other flow came."""
-        links, kind, size_bytes = transfer.lone_links, transfer.kind, transfer.size_bytes
-        transfer.lone_links = ()
-        transfer.carried_bytes = size_bytes
-        self.carried_bytes[kind] += size_bytes
-        for link in links:
-            link.lone = None
-            link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + size_bytes
-        self._report(transfer, links, END)
+        lone, kind = transfer.lone_parts, transfer.kind
+        transfer.lone_parts = ()
+        transfer.carried_bytes = transfer.size_bytes
+        self.carried_bytes[kind] += transfer.size_bytes
+        for links, size_bytes in lone:
+            for link in links:
+                link.lone = None
+                link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + size_bytes
+        self._report(transfer, lone[transfer.lone_last][0], END)
 
     def _unfold(self, transfer: Transfer) -> None:
-        """Another flow comes or it is read: it has a flow, as if it had had it from the start."""
-        links, transfer.lone_links = transfer.lone_links, ()
-        if not links:
+        """Another flow comes or it is read: it has flows, as if it had had them from the start."""
+        lone, transfer.lone_parts = transfer.lone_parts, ()
+        if not lone:
             return
-        transfer.version = transfer.open_flows = 1
-        flow = Flow(transfer.seq, transfer, links, transfer.size_bytes)
-        flow.settled_ns = transfer.started_ns
-        flow.rate = min([link.capacity for link in links])
-        flow.is_running = True
-        transfer.flows.append(flow)
-        for link in links:
-            link.lone = None
-            link.running[flow.seq] = flow
-        self._schedule(flow)
+        transfer.version = 1
+        for index, (links, size_bytes) in enumerate(lone):
+            flow = Flow(transfer.seq + index, transfer, links, size_bytes)
+            flow.settled_ns = transfer.started_ns
+            flow.rate = min([link.capacity for link in links])
+            transfer.flows.append(flow)
+            for link in links:
+                link.lone = None
+            end_ns = flow.settled_ns + ceil_div(flow.size - SLACK_UNITS, flow.rate)
+            if end_ns <= self.now_ns and index != transfer.lone_last:
+                flow.done, flow.rate, flow.is_closed = flow.size, 0, True
+                transfer.carried_bytes += size_bytes
+                self._count(flow, size_bytes, 0)
+                continue
+            transfer.open_flows += 1
+            flow.is_running = True
+            for link in links:
+                link.running[flow.seq] = flow
+            self._schedule(flow)
 
     def _unfold_all(self) -> None:
         """Every transfer has its flows: all are about to be read."""

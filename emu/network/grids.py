@@ -7,11 +7,11 @@ A replica's GPU list is stage by stage, the tensor-parallel ranks of a stage sid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 
 from emu.network.topology import LinkPath, Topology
+from emu.units import cut_by
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -44,20 +44,6 @@ def shard_shares(src: Grid, dst: Grid) -> list[tuple[int, int, int]]:
         )
         for src_rank, dst_rank, rank_part in _overlaps(src.tensor_parallel, dst.tensor_parallel)
     ]
-
-
-def cut_by(shares: Sequence[int], size_bytes: int) -> list[int]:
-    """The bytes of each share, which add up to `size_bytes` exactly: differences of running floors,
-    so that no byte is lost to rounding."""
-    total = sum(shares)
-    parts: list[int] = []
-    cut = start_bytes = 0
-    for share in shares:
-        cut += share
-        end_bytes = size_bytes * cut // total
-        parts.append(end_bytes - start_bytes)
-        start_bytes = end_bytes
-    return parts
 
 
 def _overlaps(src_count: int, dst_count: int) -> list[tuple[int, int, int]]:

@@ -48,7 +48,7 @@ class Link:
     running: dict[int, Flow]
     """Flows that use it now, by sequence number (insertion order = order of starting)."""
     lone: Transfer | None
-    """The transfer that has it to itself, without a flow: nothing is `running` then."""
+    """The transfer that has it to itself, without flows: nothing is `running` then."""
     moved_bytes: dict[str, int]
     """Bytes of ended flows that passed, by kind."""
     lost_bytes: dict[str, int]
@@ -223,12 +223,14 @@ class Transfer:
     carried_bytes: int
     """Bytes of the flows that have ended."""
     is_cancelled: bool
-    lone_links: tuple[Link, ...]
-    """Links that it has to itself: it has no flow until another one comes."""
+    lone_parts: tuple[LonePart, ...]
+    """Its parts, if it has all their links to itself: it has no flows until another one comes."""
+    lone_last: int
+    """Of these the one that ends last."""
     seq: int
-    """Of the flow that it would have."""
+    """Of the first flow that it would have."""
     version: int
-    """1 once it has a flow after all: its own entry in the event heap is void."""
+    """1 once it has flows after all: its own entry in the event heap is void."""
 
     __slots__ = (
         "carried_bytes",
@@ -238,7 +240,8 @@ class Transfer:
         "kind",
         "last_report_ns",
         "latency_ns",
-        "lone_links",
+        "lone_last",
+        "lone_parts",
         "marks_open",
         "open_flows",
         "pair",
@@ -273,9 +276,14 @@ class Transfer:
         self.marks_open = []
         self.carried_bytes = 0
         self.is_cancelled = False
-        self.lone_links = ()
+        self.lone_parts = ()
+        self.lone_last = 0
         self.seq = 0
         self.version = 0
+
+
+LonePart = tuple[tuple[Link, ...], int]
+"""Links of a part of a transfer that has them to itself, and its bytes."""
 
 
 def rate_units(bytes_per_s: int) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -80,6 +80,41 @@ class LinkSpec(msgspec.Struct, frozen=True):
     latency_ns: int = 0
 
 
+_Figures = tuple[LinkKind, int, int]
+"""Of a link: its kind, bytes per second, latency in ns."""
+
+
+class Links:
+    """The links of a cluster, by index: figures, of which a specification is made when one asks."""
+
+    def __init__(self) -> None:
+        self._figures: list[_Figures] = []
+        self._owners: list[str] = []
+
+    def __getitem__(self, index: int) -> LinkSpec:
+        kind, rate, latency_ns = self._figures[index]
+        return LinkSpec(index, f"{self._owners[index]}.{kind}", kind, rate, latency_ns)
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def bytes_per_s(self, index: int) -> int:
+        """The rate of one link."""
+        return self._figures[index][1]
+
+    @property
+    def rates(self) -> list[int]:
+        """Bytes per second of each."""
+        return [rate for _, rate, _ in self._figures]
+
+    def add(self, owner: str, figures: Sequence[_Figures]) -> int:
+        """Links of a GPU, a machine or a leaf; the index of the first."""
+        first = len(self._figures)
+        self._figures.extend(figures)
+        self._owners.extend([owner] * len(figures))
+        return first
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU: where it is and which links are its own. A link of -1 does not exist.
 
@@ -125,14 +160,14 @@ class Topology(msgspec.Struct, frozen=True):
 
     machines: tuple[Machine, ...]
     gpus: tuple[Gpu, ...]
-    links: tuple[LinkSpec, ...]
+    links: Links
     leaf_links: dict[str, tuple[int, int]]
     """(uplink, downlink) of each leaf switch that has a limit."""
 
     @property
     def link_rates(self) -> list[int]:
         """Bytes per second of every link, by index: what a `FlowTable` is made from."""
-        return [link.bytes_per_s for link in self.links]
+        return self.links.rates
 
     def path(self, src_gpu: int, dst_gpu: int) -> LinkPath:
         """Links from one GPU to another: NVLink within a domain, PCIe within a machine, else NIC.
@@ -230,13 +265,12 @@ def build_topology(
             key = f"nodes.{table}.{'gpus' if node.gpus > node.count else 'count'}"
             problem = f"{gpus_in_all:,} GPUs in all, more than {GPUS_MAX:,}"
             raise InputError(source, None, key, problem)
+        own = _own_links(node, figures)
         for position in range(node.count):
-            builder.add_machine(table, position, node, figures)
+            builder.add_machine(table, position, node, figures.name, own)
     if leaf_uplink_gbps > 0:
         builder.add_leaves(_rate(leaf_uplink_gbps))
-    return Topology(
-        tuple(builder.machines), tuple(builder.gpus), tuple(builder.links), builder.leaf_links
-    )
+    return Topology(tuple(builder.machines), tuple(builder.gpus), builder.links, builder.leaf_links)
 
 
 def _check_node(node: NodeTable, key: str, source: str) -> None:
@@ -258,26 +292,36 @@ def _rate(gbps: float) -> int:
     return max(1, round(gbps_to_bytes_per_s(gbps)))
 
 
-class _Rates(msgspec.Struct, frozen=True):
-    """The links of each GPU of a machine: bytes per second."""
+class _Own(NamedTuple):
+    """Figures of the links of a machine's parts."""
 
-    nic: int
-    nic_latency_ns: int
-    nvlink: int
-    """0 = there is none."""
-    pcie: int
-    ssd: int
+    host: list[_Figures]
+    """Reads and writes of the memory; then those of the CXL pool, if there is one."""
+    pcie: list[_Figures]
+    """Of GPUs that share them."""
+    gpu: list[_Figures]
+    """Of each GPU: NVLink, if there is any, NIC and disk."""
 
 
-def _rates_of(node: NodeTable, figures: GpuFigures) -> _Rates:
+def _own_links(node: NodeTable, figures: GpuFigures) -> _Own:
+    host_rate = max(1, round(node.host_memory_gbytes_per_s * 1e9))
+    kinds = [LinkKind.HOST_READ, LinkKind.HOST_WRITE]
+    host = [(kind, host_rate, node.host_memory_latency_ns) for kind in kinds]
+    if node.cxl_gib > 0:
+        # Blocks are spread over the devices of the pool, which answer in parallel.
+        cxl_rate = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
+        kinds = [LinkKind.CXL_READ, LinkKind.CXL_WRITE]
+        host += [(kind, cxl_rate, node.cxl_latency_ns) for kind in kinds]
+    pcie_rate = _rate(figures.pcie_gbps if node.pcie_gbps < 0 else node.pcie_gbps)
+    nic_rate, nic_latency_ns = _rate(node.nic_gbps), round(node.nic_latency_us * NS_PER_US)
+    gpu = [(kind, nic_rate, nic_latency_ns) for kind in (LinkKind.NIC_OUT, LinkKind.NIC_IN)]
+    gpu.append((LinkKind.SSD_READ, _rate(node.ssd_gbps), 0))
     nvlink_gbps = figures.nvlink_gbps if node.nvlink_gbps < 0 else node.nvlink_gbps
-    return _Rates(
-        _rate(node.nic_gbps),
-        round(node.nic_latency_us * NS_PER_US),
-        _rate(nvlink_gbps) if nvlink_gbps > 0 else 0,
-        _rate(figures.pcie_gbps if node.pcie_gbps < 0 else node.pcie_gbps),
-        _rate(node.ssd_gbps),
-    )
+    if nvlink_gbps > 0:
+        kinds = [LinkKind.NVLINK_OUT, LinkKind.NVLINK_IN]
+        gpu = [(kind, _rate(nvlink_gbps), 0) for kind in kinds] + gpu
+    pcie = [(kind, pcie_rate, 0) for kind in (LinkKind.PCIE_DOWN, LinkKind.PCIE_UP)]
+    return _Own(host, pcie, gpu)
 
 
 class _Builder:
@@ -286,86 +330,56 @@ class _Builder:
     def __init__(self) -> None:
         self.machines: list[Machine] = []
         self.gpus: list[Gpu] = []
-        self.links: list[LinkSpec] = []
+        self.links = Links()
         self.leaf_links: dict[str, tuple[int, int]] = {}
         self._domain = -1
 
-    def add_machine(self, table: int, position: int, node: NodeTable, figures: GpuFigures) -> None:
-        host_rate = max(1, round(node.host_memory_gbytes_per_s * 1e9))
-        host_latency_ns = node.host_memory_latency_ns
-        owner = f"machine{len(self.machines)}"
-        first_gpu = len(self.gpus)
+    def add_machine(self, table: int, position: int, node: NodeTable, name: str, own: _Own) -> None:
+        """The machine at a position of its table; its GPUs are called `name`."""
+        at, first_gpu = len(self.machines), len(self.gpus)
+        host = self.links.add(f"machine{at}", own.host)
+        has_cxl, has_nvlink = len(own.host) > 2, len(own.gpu) > 3
         machine = Machine(
-            index=len(self.machines),
+            index=at,
             table=table,
             leaf=node.leaf,
             gpus=tuple(range(first_gpu, first_gpu + node.gpus)),
-            host_read=self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns),
-            host_write=self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns),
-            cxl_read=self._cxl(owner, LinkKind.CXL_READ, node),
-            cxl_write=self._cxl(owner, LinkKind.CXL_WRITE, node),
+            host_read=host,
+            host_write=host + 1,
+            cxl_read=host + 2 if has_cxl else -1,
+            cxl_write=host + 3 if has_cxl else -1,
         )
         self.machines.append(machine)
-        pcie = (-1, -1)
+        pcie = -1
         domain_gpus = node.nvlink_domain or node.gpus
-        rates = _rates_of(node, figures)
         for slot in range(node.gpus):
+            owner = f"gpu{first_gpu + slot}"
             if slot % node.pcie_shared_by == 0:
-                pcie = self._pcie(rates)
+                pcie = self.links.add(owner, own.pcie)
             if (position * node.gpus + slot) % domain_gpus == 0:
                 self._domain += 1
-            self.gpus.append(self._gpu(machine, node, figures.name, rates, pcie))
-
-    def _cxl(self, owner: str, kind: LinkKind, node: NodeTable) -> int:
-        """A link of the pool of a machine; -1 without one."""
-        if node.cxl_gib <= 0:
-            return -1
-        # Blocks are spread over the devices of the pool, which answer in parallel.
-        rate = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
-        return self._link(owner, kind, rate, node.cxl_latency_ns)
+            first = self.links.add(owner, own.gpu)
+            nic = first + 2 * has_nvlink
+            gpu = Gpu(
+                index=first_gpu + slot,
+                kind=name,
+                machine=at,
+                nvlink_domain=self._domain,
+                nic_out=nic,
+                nic_in=nic + 1,
+                nvlink_out=first if has_nvlink else -1,
+                nvlink_in=first + 1 if has_nvlink else -1,
+                pcie_down=pcie,
+                pcie_up=pcie + 1,
+                ssd_read=nic + 2,
+                nic_over_pcie=node.nic_over_pcie,
+            )
+            self.gpus.append(gpu)
 
     def add_leaves(self, rate: int) -> None:
+        """Both links of each leaf switch."""
         for leaf in dict.fromkeys(machine.leaf for machine in self.machines):
-            owner = f"leaf.{leaf or 'default'}"
-            self.leaf_links[leaf] = (
-                self._link(owner, LinkKind.LEAF_UP, rate),
-                self._link(owner, LinkKind.LEAF_DOWN, rate),
-            )
-
-    def _pcie(self, rates: _Rates) -> tuple[int, int]:
-        owner = f"gpu{len(self.gpus)}"
-        return (
-            self._link(owner, LinkKind.PCIE_DOWN, rates.pcie),
-            self._link(owner, LinkKind.PCIE_UP, rates.pcie),
-        )
-
-    def _gpu(
-        self, machine: Machine, node: NodeTable, name: str, rates: _Rates, pcie: tuple[int, int]
-    ) -> Gpu:
-        owner = f"gpu{len(self.gpus)}"
-        nic_latency_ns = rates.nic_latency_ns
-        nvlink = (-1, -1)
-        if rates.nvlink:
-            nvlink = (
-                self._link(owner, LinkKind.NVLINK_OUT, rates.nvlink),
-                self._link(owner, LinkKind.NVLINK_IN, rates.nvlink),
-            )
-        return Gpu(
-            index=len(self.gpus),
-            kind=name,
-            machine=machine.index,
-            nvlink_domain=self._domain,
-            nic_out=self._link(owner, LinkKind.NIC_OUT, rates.nic, nic_latency_ns),
-            nic_in=self._link(owner, LinkKind.NIC_IN, rates.nic, nic_latency_ns),
-            nvlink_out=nvlink[0],
-            nvlink_in=nvlink[1],
-            pcie_down=pcie[0],
-            pcie_up=pcie[1],
-            ssd_read=self._link(owner, LinkKind.SSD_READ, rates.ssd),
-            nic_over_pcie=node.nic_over_pcie,
-        )
-
-    def _link(self, owner: str, kind: LinkKind, rate: int, latency_ns: int = 0) -> int:
-        index = len(self.links)
-        self.links.append(LinkSpec(index, f"{owner}.{kind}", kind, rate, latency_ns))
-        return index
+            kinds = (LinkKind.LEAF_UP, LinkKind.LEAF_DOWN)
+            figures = [(kind, rate, 0) for kind in kinds]
+            first = self.links.add(f"leaf.{leaf or 'default'}", figures)
+            self.leaf_links[leaf] = first, first + 1

@@ -82,6 +82,16 @@ def test_lengths_are_fixed_where_the_source_does_not_draw_them(tmp_path: Path) -
     assert points[0].least_share == 1.0
 
 
+def test_the_template_of_a_chat_comes_on_top_of_the_stated_text(tmp_path: Path) -> None:
+    row = {"source": "nvidia-aic-gap-analysis", "isl": "1000", "model": "Qwen/Qwen3-32B"}
+    llama = row | {"id": "b", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+    points, _ = read_points(table(tmp_path, row, llama, {"id": "c"}))
+    assert [point.template_tokens for point in points] == [8, 35, 0]
+    assert "min = 1008\nmax = 1008" in configuration(Job(points[0]))
+    # Limits are the configurator's, which knows the stated text alone.
+    assert recipe_of(points[0]).scheduler["max_num_batched_tokens"] == 128 + 1000 + 1500
+
+
 def test_a_configurators_servers_have_the_limits_that_it_generates(tmp_path: Path) -> None:
     row = {"source": "nvidia-aic-gap-analysis", "isl": "1024", "load_value": "8"}
     points, _ = read_points(

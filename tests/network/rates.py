@@ -1,6 +1,9 @@
-"""What the records of a flow table say of this instant."""
+"""What the records of a flow table say of this instant; transfers over one path."""
 
-from emu.network.flows import FlowTable
+from collections.abc import Sequence
+from typing import Any
+
+from emu.network.flows import FlowTable, TransferSpec
 from emu.network.links import UNITS_PER_RATE
 
 
@@ -18,3 +21,16 @@ def utilization(table: FlowTable, link: int) -> float:
     record = table.links[link]
     used = sum(flow.rate for flow in record.running.values())
     return used / record.capacity if record.capacity else 0.0
+
+
+def start(
+    table: FlowTable,
+    flow_id: int,
+    links: Sequence[int],
+    size_bytes: int,
+    now_ns: int,
+    tag: Any = None,
+    **options: Any,
+) -> None:
+    """Start a transfer over one path; options as of `TransferSpec`."""
+    table.start_group(flow_id, ((links, size_bytes),), now_ns, TransferSpec(**options), tag)

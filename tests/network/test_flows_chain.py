@@ -10,7 +10,7 @@ import pytest
 from emu.config.schema import GpuTable, NodeTable
 from emu.network.flows import END, FlowTable, TransferSpec
 from emu.network.topology import build_topology
-from tests.network.rates import rate_of
+from tests.network.rates import rate_of, start
 
 NIC = 12_500_000_000
 MIB = 2**20
@@ -19,7 +19,7 @@ MIB = 2**20
 def chain_ends(rates: list[int], size: int, chunk: int) -> list[int]:
     table = FlowTable(rates)
     for hop in range(len(rates)):
-        table.start(hop, (hop,), size, 0, after=hop - 1 if hop else None, lag_bytes=chunk)
+        start(table, hop, (hop,), size, 0, after=hop - 1 if hop else None, lag_bytes=chunk)
     found: dict[int, int] = {}
     while (at := table.next_event_ns()) is not None:
         found |= {e.flow_id: e.at_ns for e in table.advance(at)}
@@ -78,8 +78,8 @@ def test_hop_that_fell_behind_catches_up_and_then_follows():
     forwards the last 100 at 20 B/ns: 105.
     """
     table = FlowTable([10_000_000_000, 20_000_000_000])
-    table.start(0, (0,), 1_000, 0)
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    start(table, 0, (0,), 1_000, 0)
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100)
     table.set_rate(1, 0, 10)
     table.set_rate(1, 20_000_000_000, 40)
     assert rate_of(table, 1) == 2e10
@@ -92,9 +92,9 @@ def test_hop_that_fell_behind_catches_up_and_then_follows():
 def test_room_that_a_held_back_hop_leaves_goes_to_others():
     """Hop 1 could use 12 B/ns of its link but gets only 4; another flow there has the other 8."""
     table = FlowTable([4_000_000_000, 12_000_000_000])
-    table.start(0, (0,), 4_000, 0)
-    table.start(1, (1,), 4_000, 0, after=0, lag_bytes=40)
-    table.start(2, (1,), 80_000, 20)
+    start(table, 0, (0,), 4_000, 0)
+    start(table, 1, (1,), 4_000, 0, after=0, lag_bytes=40)
+    start(table, 2, (1,), 80_000, 20)
     assert rate_of(table, 1) == 4e9
     assert rate_of(table, 2) == 8e9
     table.recount()
@@ -103,7 +103,7 @@ def test_room_that_a_held_back_hop_leaves_goes_to_others():
 def test_stalled_feeder_stalls_its_followers():
     table = FlowTable([10_000_000_000] * 3)
     for hop in range(3):
-        table.start(hop, (hop,), 1_000, 0, after=hop - 1 if hop else None, lag_bytes=100)
+        start(table, hop, (hop,), 1_000, 0, after=hop - 1 if hop else None, lag_bytes=100)
     table.set_rate(0, 0, 50)
     # What is between the hops is not forwarded before more arrives: each stays a chunk behind.
     assert [table.delivered_bytes(hop, 500) for hop in range(3)] == [500, 400, 300]
@@ -115,8 +115,8 @@ def test_stalled_feeder_stalls_its_followers():
 def test_feeder_that_has_no_more_ready_holds_back_its_follower_until_it_goes_on():
     """Hop 0 has 500 of 1000 bytes ready until 1000 ns; hop 1 stands at 400 meanwhile."""
     table = FlowTable([10_000_000_000, 20_000_000_000])
-    table.start(0, (0,), 1_000, 0, limit_bytes=500)
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    start(table, 0, (0,), 1_000, 0, limit_bytes=500)
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100)
     assert table.advance(900) == []
     table.recount()
     assert table.delivered_bytes(1, 900) == 400
@@ -129,9 +129,9 @@ def test_feeder_that_has_no_more_ready_holds_back_its_follower_until_it_goes_on(
 def test_feeder_that_is_cut_off_is_not_overtaken():
     """Hop 1 is at 220, 80 behind its place, when hop 0 stops at 400: it closes up to 300."""
     table = FlowTable([10_000_000_000, 12_000_000_000])
-    table.start(0, (0,), 1_000, 0, pair=(0, 1))
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
-    table.start(2, (1,), 120, 20)
+    start(table, 0, (0,), 1_000, 0, pair=(0, 1))
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    start(table, 2, (1,), 120, 20)
     table.set_partition((0, 1), True, 40)
     assert rate_of(table, 1) == 12e9
     assert [e.flow_id for e in table.advance(500)] == [2]
@@ -146,8 +146,8 @@ def test_feeder_that_is_cut_off_is_not_overtaken():
 def test_hop_that_was_cut_off_itself_catches_up_afterwards():
     """Cut off from 30 to 60 ns at 200 bytes; hop 0 has 600 then: level with 500 + 10 t at 90."""
     table = FlowTable([10_000_000_000, 20_000_000_000])
-    table.start(0, (0,), 1_000, 0)
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100, pair=(1, 2))
+    start(table, 0, (0,), 1_000, 0)
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100, pair=(1, 2))
     table.set_partition((1, 2), True, 30)
     table.recount()
     table.set_partition((1, 2), False, 60)
@@ -164,9 +164,9 @@ def test_hop_that_lost_its_place_to_another_flow_takes_it_again():
     has 900 at 100, when hop 0 ends, and needs 100/12 = 8.33 ns for the rest.
     """
     table = FlowTable([10_000_000_000, 12_000_000_000])
-    table.start(0, (0,), 1_000, 0)
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
-    table.start(2, (1,), 120, 20)
+    start(table, 0, (0,), 1_000, 0)
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    start(table, 2, (1,), 120, 20)
     assert rate_of(table, 1) == 6e9
     assert [e.at_ns for e in table.advance(40)] == [40]
     assert rate_of(table, 1) == 12e9
@@ -179,8 +179,8 @@ def test_hop_that_lost_its_place_to_another_flow_takes_it_again():
 def test_cancelled_feeder_leaves_its_followers_to_be_cancelled():
     """F04: the source of a chain dies."""
     table = FlowTable([10_000_000_000] * 2)
-    table.start(0, (0,), 1_000, 0, kind="weights")
-    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100, kind="weights")
+    start(table, 0, (0,), 1_000, 0, kind="weights")
+    start(table, 1, (1,), 1_000, 0, after=0, lag_bytes=100, kind="weights")
     assert table.cancel(0, 50) == 500
     table.recount()
     assert table.next_event_ns() is None
@@ -192,9 +192,9 @@ def test_cancelled_feeder_leaves_its_followers_to_be_cancelled():
 
 def test_hop_after_one_that_has_ended_is_free():
     table = FlowTable([10_000_000_000] * 2)
-    table.start(0, (0,), 1_000, 0)
+    start(table, 0, (0,), 1_000, 0)
     table.advance(500)
-    table.start(1, (1,), 1_000, 500, after=0, lag_bytes=100)
+    start(table, 1, (1,), 1_000, 500, after=0, lag_bytes=100)
     assert [e.at_ns for e in table.advance(1_000)] == [600]
 
 
@@ -210,8 +210,8 @@ def test_ranks_of_a_chain_follow_their_own_rank():
 
 def test_layers_of_a_chain_become_ready_one_chunk_later_down_the_chain():
     table = FlowTable([10_000_000_000] * 2)
-    table.start(0, (0,), 1_000, 0, marks=(500,))
-    table.start(1, (1,), 1_000, 0, marks=(500,), after=0, lag_bytes=100)
+    start(table, 0, (0,), 1_000, 0, marks=(500,))
+    start(table, 1, (1,), 1_000, 0, marks=(500,), after=0, lag_bytes=100)
     assert [(e.at_ns, e.flow_id, e.mark) for e in table.advance(1_000)] == [
         (50, 0, 0),
         (60, 1, 0),
@@ -224,9 +224,9 @@ def test_lanes_divide_the_load_time():
     """Three sources send a third each to the GPUs of one machine: a third of the time."""
     size = 48 * 10**9
     alone, lanes = FlowTable([NIC] * 8), FlowTable([NIC] * 8)
-    alone.start(0, (0, 4), size, 0)
+    start(alone, 0, (0, 4), size, 0)
     for lane in range(3):
-        lanes.start(lane, (lane, 4 + lane), size // 3, 0)
+        start(lanes, lane, (lane, 4 + lane), size // 3, 0)
     (end,) = alone.advance(10**12)
     assert {e.at_ns for e in lanes.advance(10**12)} == {end.at_ns // 3}
 
@@ -252,7 +252,7 @@ def test_load_times_of_the_reference_come_out_of_the_links(gbytes, ssd_s, pcie_s
 
     def load_s(path: tuple[int, ...]) -> float:
         table = FlowTable(topology.link_rates)
-        table.start(0, path, size, 0, kind="weights")
+        start(table, 0, path, size, 0, kind="weights")
         (event,) = table.advance(10**12)
         return event.at_ns / 1e9
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from emu.network.flows import END, FlowTable
 from emu.network.links import UNITS_PER_BYTE
 from tests.network.flow_reference import Reference, RefFlow, progressive_filling
-from tests.network.rates import rate_of
+from tests.network.rates import rate_of, start
 
 RATES = [1, 7, 1_000, 12_500_000_000, 200_000_000_000, 16_000_000_000, 999_999_937, 3_333_333_333]
 PROFILE = settings(deadline=None, max_examples=60)
@@ -70,7 +70,7 @@ def test_times_shares_and_bytes_equal_those_of_the_model(world):
         model.run_until(now)
         if what == "start":
             links, size, weight, marks = arguments
-            table.start(number, links, size, now, weight=weight, marks=marks)
+            start(table, number, links, size, now, weight=weight, marks=marks)
             model.flows[number] = RefFlow(links, size, weight, marks)
         elif what == "rate":
             table.set_rate(*arguments, now)
@@ -119,7 +119,7 @@ def test_when_the_owner_looks_does_not_change_what_happens(world):
                 drive(table, now, seen)
             if what == "start":
                 links, size, weight, marks = arguments
-                table.start(number, links, size, now, weight=weight, marks=marks, latency_ns=5_000)
+                start(table, number, links, size, now, weight=weight, marks=marks, latency_ns=5_000)
             elif what == "rate":
                 table.set_rate(*arguments, now)
         for link, rate in enumerate(rates):
@@ -137,7 +137,7 @@ def test_no_drift_over_thousands_of_rate_changes(sharers, rates):
     carried = Fraction(0)
     size = 10**9
     for number in range(sharers):
-        table.start(number, (0,), size * 10**6, 0, marks=(size,))
+        start(table, number, (0,), size * 10**6, 0, marks=(size,))
     seen: list = []
     expected_ns = None
     for turn in range(changes):
@@ -165,7 +165,7 @@ def test_a_faster_link_never_makes_the_whole_later(world, factor):
         table = FlowTable([rates[0] * scale])
         for number, (now, what, arguments) in enumerate(operations):
             if what == "start":
-                table.start(number, (0,), arguments[1], now)
+                start(table, number, (0,), arguments[1], now)
         makespans.append(max((e.at_ns for e in table.advance(10**9)), default=0))
         assert len(table) == 0
     # Each end is rounded up to a nanosecond before the rest speeds up.
@@ -191,10 +191,17 @@ def test_a_chain_under_faults_keeps_order_and_bytes(rates, chunks, faults):
     size = 100_000
     lag = size // (4 * chunks)
     for hop in range(len(rates)):
-        table.start(
-            hop, (hop,), size, 0, after=hop - 1 if hop else None, lag_bytes=lag, kind="weights"
+        start(
+            table,
+            hop,
+            (hop,),
+            size,
+            0,
+            after=hop - 1 if hop else None,
+            lag_bytes=lag,
+            kind="weights",
         )
-    table.start(99, (0, len(rates)), 30_000, 500)
+    start(table, 99, (0, len(rates)), 30_000, 500)
     seen: list = []
     now = 500
     for at, link, rate in sorted(faults):

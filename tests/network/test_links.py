@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from emu.network.flows import FlowTable
 from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, rate_units
-from tests.network.rates import utilization
+from tests.network.rates import start, utilization
 
 
 def test_a_rate_in_bytes_per_second_is_exact():
@@ -30,8 +30,8 @@ def test_slack_is_finer_than_any_distance_on_small_clusters():
     """A flow of weight 3 beside seven of weight 1 on 3 333 333 333 B/s has 1e-10 byte left at 1 ns."""
     table = FlowTable([3_333_333_333])
     for number in range(7):
-        table.start(number, (0,), 1, 0)
-    table.start(7, (0,), 1, 0, weight=3)
+        start(table, number, (0,), 1, 0)
+    start(table, 7, (0,), 1, 0, weight=3)
     assert next((e.flow_id, e.at_ns) for e in table.advance(100)) == (7, 2)
 
 
@@ -50,7 +50,7 @@ def test_shares_fit_and_are_max_min_fair_whatever_the_rates(rates, flows):
     table = FlowTable(rates)
     for number, (path, weight) in enumerate(flows):
         links = list(dict.fromkeys(link % len(rates) for link in path))
-        table.start(number, links, 10**15, 0, weight=weight)
+        start(table, number, links, 10**15, 0, weight=weight)
     table.recount()
     for link in range(len(rates)):
         assert utilization(table, link) <= 1

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from emu.config.schema import GpuTable, NodeTable, ReplicaTable
 from emu.errors import InputError
-from emu.network.grids import Grid, cut_by, shard_paths, shard_shares
+from emu.network.grids import Grid, shard_paths, shard_shares
 from emu.network.placement import place
 from emu.network.topology import build_topology
+from emu.units import cut_by
 
 A100 = GpuTable(
     name="A100", memory_gib=80, memory_gbytes_per_s=2039, tflops_fp16=312, nvlink_gbps=2400

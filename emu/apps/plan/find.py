@@ -28,7 +28,6 @@ from emu.apps.plan.costs import costs_of
 from emu.apps.plan.day import day_of
 from emu.apps.plan.doubt import Doubt, engine_part, interval_of, measure_of
 from emu.apps.plan.headroom import headroom
-from emu.apps.plan.intervals import intervals_of
 from emu.apps.plan.layouts import (
     HIGH,
     LOW,
@@ -57,6 +56,7 @@ from emu.apps.plan.traffic import SOURCE
 from emu.apps.plan.trials import Judge, Trials, search_all, search_scaled
 from emu.apps.plan.words import bounds_text
 from emu.apps.plan.worlds import Worlds
+from emu.apps.shared.blocks import interval_figures
 from emu.apps.shared.points import Base, Driver, point_pool, point_store
 from emu.apps.shared.watching import Watch
 from emu.cluster.plan import make_plan
@@ -438,7 +438,8 @@ def _answered(
     best = good[0]
     rows = [finding.ranked(trials, one, judge) for one in shown.values()]
     driver.line = f"{best.label}: headroom"
-    room = headroom(driver, question, worlds, best, finding.plain)
+    ratio = trials.ratio(best, worlds.plain[0])
+    room = headroom(driver, question, worlds, best, finding.plain, ratio)
     driver.line = f"{best.label}: the day" if question.day else driver.line
     day = day_of(trials, best, judge, question.day) if question.day else None
     others = _others(finding, trials, shown)
@@ -446,7 +447,7 @@ def _answered(
     survivor = survival.cheapest
     tables = checked_tables(finding.plain, question, survivor or best, worlds.spans)
     if len(question.seeds) == 1:
-        rows[0] = _bootstrapped(rows[0], finding, best)
+        rows[0] = _bootstrapped(rows[0], trials, best)
     return Answer(
         model=finding.spec.name,
         weights=types_told(finding.spec, tables),
@@ -551,18 +552,14 @@ def _others(
     return list(found.values())
 
 
-def _bootstrapped(row: Ranked, finding: Finding, best: Candidate) -> Ranked:
+def _bootstrapped(row: Ranked, trials: Trials, best: Candidate) -> Ranked:
     """The row of a single seed, with intervals over blocks of its requests."""
-    question = finding.question
-    tables = checked_tables(finding.plain, question, best, finding.worlds.spans)
-    bounds = intervals_of(tables, question.objectives, question.seeds[0])
-    return msgspec.structs.replace(
-        row,
-        readings=[
-            msgspec.structs.replace(reading, low_ms=low, high_ms=high)
-            for reading, (low, high) in zip(row.readings, bounds, strict=True)
-        ],
-    )
+    figures = trials.rows[best, trials.worlds.plain[0]].result.figures
+    readings = []
+    for reading, one in zip(row.readings, trials.objectives, strict=True):
+        low, high = map(figures.get, interval_figures(one.percentile))
+        readings.append(msgspec.structs.replace(reading, low_ms=low, high_ms=high))
+    return msgspec.structs.replace(row, readings=readings)
 
 
 def _impossible(refused: Sequence[tuple[str, str]]) -> Exception:

@@ -78,9 +78,14 @@ class Objective(msgspec.Struct, frozen=True):
         """What a run's figures must meet."""
         return Condition(self.figure, "<=", self.limit_ms)
 
+    @property
+    def percentile(self) -> tuple[str, int]:
+        """The latency that it is about, and the percentile."""
+        return self.metric, int(self.at[1:])
+
     def limit(self, slack: float) -> Limit:
         """What a run may be given up for that misses by more than the factor `slack`."""
-        return Limit(self.metric, int(self.at[1:]), self.limit_ms, slack)
+        return Limit(*self.percentile, self.limit_ms, slack)
 
     @property
     def label(self) -> str:

@@ -19,7 +19,7 @@ from emu.apps.plan.scaled import NOT_SCALED, scaled
 from emu.apps.plan.search import SLACK, Asked, Search, search_of
 from emu.apps.plan.worlds import World, Worlds
 from emu.apps.shared.give_up import RATIO
-from emu.apps.shared.points import Driver, Row, meets
+from emu.apps.shared.points import Driver, Point, Row, meets
 from emu.report.intervals import mean_of
 
 LAYOUTS_AT_ONCE: Final = 4
@@ -72,12 +72,22 @@ class Trials:
             for pair in dict.fromkeys(pairs)
             if pair not in self.rows or (to_the_end and self._is_given_up(*pair))
         ]
-        points = [self.worlds.point(candidate, world) for candidate, world in new]
+        points = [self._point(candidate, world) for candidate, world in new]
         if not to_the_end:
             least = tuple(one.limit(SLACK) for one in self.objectives)
             points = [msgspec.structs.replace(point, limits=least) for point in points]
         for pair, row in zip(new, self._driver.rows(points), strict=True):
             self.rows[pair] = row
+
+    def _point(self, candidate: Candidate, world: World) -> Point:
+        """A run; of the only one with the engine as it is, which a trace has, also how far its
+        percentiles may be chance."""
+        point, spans = self.worlds.point(candidate, world), self.worlds.spans
+        is_whole = not world.is_short or spans.short_s == spans.long_s
+        if len(self._question.seeds) > 1 or world.index or world.factor != 1.0 or not is_whole:
+            return point
+        asked = tuple(one.percentile for one in self.objectives)
+        return msgspec.structs.replace(point, intervals=asked)
 
     def ratio(self, candidate: Candidate, world: World) -> float:
         """Largest figure / limit of the objectives in a world; infinite if not all was served, or

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from emu.api import override_texts
+from emu.apps.shared.blocks import Percentile, intervals_of
 from emu.apps.shared.conditions import (
     Condition,
     unserved_part,
@@ -52,6 +53,8 @@ class Point(msgspec.Struct, frozen=True):
     0 = not wanted."""
     limits: tuple[Limit, ...] = ()
     """The run may end as soon as one of them is missed for certain."""
+    intervals: tuple[Percentile, ...] = ()
+    """95 % intervals of them over blocks of its requests are figures, too (`blocks.py`)."""
 
 
 def with_seeds(
@@ -73,6 +76,8 @@ class Task(msgspec.Struct, frozen=True):
     since_s: float = 0.0
     """As in `Point`."""
     limits: tuple[Limit, ...] = ()
+    """As in `Point`."""
+    intervals: tuple[Percentile, ...] = ()
     """As in `Point`."""
     given_up_key: str = ""
     """Key of the result if the run is given up."""
@@ -120,12 +125,12 @@ class Base:
         config = config_from_text(self._text, self.source, texts, self._directory)
         return config if point.seed is None else msgspec.structs.replace(config, seed=point.seed)
 
-    def key(self, config: Config, since_s: float = 0.0, limits: tuple[Limit, ...] = ()) -> str:
-        """What the result depends on, and nothing else, as a hash.
-
-        `limits`: of a run that was given up.
-        """
-        given = [*([since_s] if since_s else []), *([repr(limits)] if limits else [])]
+    def key(self, config: Config, point: Point | None = None, *, is_given_up: bool = False) -> str:
+        """What the result of a point depends on, and nothing else, as a hash."""
+        given: list[object] = []
+        if point is not None:
+            limits = repr(point.limits) if is_given_up else ""
+            given = [one for one in (point.since_s, limits, point.intervals) if one]
         return self._keys.key(config, *given)
 
 
@@ -147,32 +152,30 @@ def run_point(task: Task) -> PointResult:
 
 def _run(task: Task, output: OutputTable) -> PointResult:
     config = msgspec.structs.replace(task.config, output=output)
+    place = Path(output.dir)
     try:
-        if task.limits and not task.keep_in and not asks_outside(make_plan(config, task.source)):
-            return _with_limits(task, config)
-        done = execute(config, task.source, report=False if not task.keep_in else None)
+        plan = make_plan(config, task.source)
+        if task.limits and not task.keep_in and not asks_outside(plan):
+            place.mkdir(parents=True, exist_ok=True)
+            figures = run_or_give_up(config, task.source, place, task.limits)
+            if RATIO in figures:
+                return PointResult(task.given_up_key, "given up", "", figures)
+        else:
+            done = execute(config, task.source, report=False if not task.keep_in else None)
+            assert done.summary is not None
+            figures = figures_of(done.summary)
     except InputError as error:
         return PointResult(task.key, "invalid", str(error), {})
     except RunError as error:
         return PointResult(task.key, "failed", f"{type(error).__name__}: {error}", {})
     except InvariantViolation as error:
         return PointResult(task.key, "violated", f"{type(error).__name__}: {error}", {})
-    assert done.summary is not None
-    gpus = {gpu for replica in make_plan(config, task.source).replicas for gpu in replica.gpus}
-    figures = figures_of(done.summary)
+    rows = place / "requests.csv"
     if task.since_s:
-        figures |= _figures_since(Path(output.dir) / "requests.csv", task.since_s)
-    return PointResult(task.key, "completed", "", figures, len(gpus))
-
-
-def _with_limits(task: Task, config: Config) -> PointResult:
-    """A run that may be given up; its key then is that of its limits, too."""
-    place = Path(config.output.dir)
-    place.mkdir(parents=True, exist_ok=True)
-    figures = run_or_give_up(config, task.source, place, task.limits)
-    if RATIO in figures:
-        return PointResult(task.given_up_key, "given up", "", figures)
-    gpus = {gpu for replica in make_plan(config, task.source).replicas for gpu in replica.gpus}
+        figures |= _figures_since(rows, task.since_s)
+    if task.intervals:
+        figures |= intervals_of(rows, task.intervals, config.seed)
+    gpus = {gpu for replica in plan.replicas for gpu in replica.gpus}
     return PointResult(task.key, "completed", "", figures, len(gpus))
 
 
@@ -294,11 +297,11 @@ class Driver:
             key = f"invalid {index}"
             results[key] = PointResult(key, "invalid", str(error), {})
             return key
-        key = self._base.key(config, point.since_s)
+        key = self._base.key(config, point)
         if key in results or key in tasks:
             return key
         stored = self._store.get(key)
-        given_up = self._base.key(config, point.since_s, point.limits) if point.limits else ""
+        given_up = self._base.key(config, point, is_given_up=True) if point.limits else ""
         if stored is None and given_up:
             stored = self._store.get(given_up)
         if stored is not None and (not self._keep_in or (Path(self._keep_in) / key).exists()):
@@ -306,8 +309,8 @@ class Driver:
             self.from_store += 1
         else:
             keep = str(Path(self._keep_in) / key) if self._keep_in else ""
-            source, since_s = self._base.source, point.since_s
-            tasks[key] = Task(key, config, source, keep, since_s, point.limits, given_up)
+            more = (point.since_s, point.limits, point.intervals, given_up)
+            tasks[key] = Task(key, config, self._base.source, keep, *more)
         return key
 
     def _tell(self) -> None:

@@ -332,11 +332,15 @@ def _workload(job: Job) -> Iterable[str]:
     if point.load == "at_once":
         yield "[workload.synthetic.arrivals]"
         yield 'process = "all_at_once"'
-    for key, tokens in (("prompt", point.prompt_tokens), ("output", point.output_tokens)):
+    lengths = (
+        ("prompt", point.prompt_tokens, point.template_tokens),
+        ("output", point.output_tokens, 0),
+    )
+    for key, tokens, more in lengths:
         yield f"[workload.synthetic.{key}]"
         yield 'distribution = "uniform"'
-        yield f"min = {max(1, int(point.least_share * tokens))}"
-        yield f"max = {tokens}"
+        yield f"min = {max(1, int(point.least_share * tokens)) + more}"
+        yield f"max = {tokens + more}"
 
 
 def _scheduler(recipe: Recipe) -> Iterable[str]:

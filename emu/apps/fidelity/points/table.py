@@ -32,6 +32,12 @@ _TPOT: Final = ("tpot_ms", "mean_tpot_ms", "median_tpot_ms")
 _DRAWN_SOURCES: Final = ("inferencex",)
 """Sources whose clients draw random tokens, and lengths between 0.8 of the stated ones and these;
 others send text of fixed lengths."""
+_CHAT_SOURCES: Final = ("nvidia-aic",)
+"""Sources whose client is aiperf on the chat endpoint: it counts the text, and the server adds the
+template of the model."""
+_TEMPLATE_TOKENS: Final = {"Llama-3": 35, "Qwen3": 8}
+"""Tokens of a template around one message, by a word of the model's name: Llama-3.1's system
+message with two dates and three headers; ChatML's two headers."""
 UNKNOWN: Final = "unknown"
 """What a table says of drafts that it knows nothing of."""
 _RAW: Final = re.compile(r"raw id says tp(\d+) ep(\d+)")
@@ -107,6 +113,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     def least_share(self) -> float:
         """Lengths are drawn evenly between this share of the stated ones and these."""
         return 0.8 if self.is_random_text else 1.0
+
+    @property
+    def template_tokens(self) -> int:
+        """Tokens of each prompt beside the stated ones."""
+        if not self.source.startswith(_CHAT_SOURCES):
+            return 0
+        return next((n for word, n in _TEMPLATE_TOKENS.items() if word in self.model), 0)
 
     @property
     def measured(self) -> tuple[float, ...]:
