@@ -475,3 +475,13 @@ def test_a_layer_takes_a_nanosecond_at_least() -> None:
         task = LayerTask(0, Batch(0, BatchShape(prefill_new=[8], prefill_context=[0]), []))
         task.whole_ns = whole_ns
         assert [_layer_ns(pace, task, at, LAYERS) for at in range(LAYERS)] == [1] * LAYERS
+
+    class Free:
+        """Parts of a batch cost nothing."""
+
+        def iteration_ns(self, shape: BatchShape) -> int:
+            return 0
+
+    pace.latency = Free()  # type: ignore[assignment]
+    task = LayerTask(0, Batch(0, BatchShape(prefill_new=[8], prefill_context=[0]), []))
+    assert _layer_ns(pace, task, 0, LAYERS) == 1
