@@ -4,7 +4,8 @@
 
 A step of plain decodes beside a step that verifies drafts and makes the next ones, in time for a
 token. The 96 ranks run two batches, as the recipes of such groups do (SGLang issue 6017).
-Acceptance is the published one of the model (`emu/features/speculation/published.py`).
+Acceptance is the published one of the model (`emu/features/speculation/published.py`); the texts of
+EP 96 are not known.
 Sources: SGLang, docs/basic_usage/deepseek_v3.md at 0f4513c2 (TP 8, three drafts by default); LMSYS,
 2025-07-17 (EP 16: 2 sequences of a GPU at 65,536 tokens and 4,096 out; EP 96: 128 of 2,000 and 100,
 12 of 16 machines decode; neither side schedules ahead of the GPU).

@@ -88,13 +88,19 @@ def deepep(
     popularity: Popularity | None = EVEN,
     redundant: int = 0,
     likeness: float = LIKENESS,
+    *,
+    is_global: bool = True,
 ) -> ExpertSetting:
-    """DeepEP with SGLang's rules of overlap."""
+    """DeepEP with SGLang's rules of overlap.
+
+    Its commands say `--eplb-algorithm deepseek`, which deals all slots at once.
+    """
     return ExpertSetting(
         all2all="deepep",
         overlap=overlap,
         popularity=popularity,
         redundant=redundant,
+        is_global=is_global,
         likeness=likeness,
     )
 
@@ -207,7 +213,7 @@ DEPLOYMENTS: Final = (
         what="DeepSeek's day, decode, EP 144, contexts of 4,989",
         role="decode",
         ranks=144,
-        setting=deepep(TWO, *_PLACED, RENEWED),
+        setting=deepep(TWO, *_PLACED, RENEWED, is_global=False),
         shape=decodes(88, 4989),
         published=14_800,
         site=H800,
@@ -217,7 +223,7 @@ DEPLOYMENTS: Final = (
         what="DeepSeek's day, prefill without cache hits, EP 32",
         role="prefill",
         ranks=32,
-        setting=deepep(TWO, *_PLACED, RENEWED),
+        setting=deepep(TWO, *_PLACED, RENEWED, is_global=False),
         shape=prompts(4, 4096),
         published=32_206,
         site=H800,
@@ -254,7 +260,8 @@ DEPLOYMENTS: Final = (
         what="vLLM, 32 H200, decode, 512 sequences a GPU, outputs of 512",
         role="decode",
         ranks=32,
-        setting=deepep(TWO, EVEN, 32),  # its launch script routes tokens evenly at random
+        # Its launch script routes tokens evenly at random.
+        setting=deepep(TWO, EVEN, 32, is_global=False),
         shape=decodes(512, 257),
         published=2_387,
         of_gpu=True,

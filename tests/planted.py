@@ -845,10 +845,15 @@ def run_worlds(
         return name, f"ERROR: text found {text.count(old)} times", ""
     place, bad = f"emu/{file}", text.replace(old, new).encode()
     found = patched.found_by(place, bad, "campaign", seeds) if seeds else ""
-    tests = f"tests/{file.partition('/')[0]}"
+    tests = tests_of(file)
     if found or alone or not (ROOT / tests).is_dir():
         return name, found, ""
     return name, "", patched.found_by(place, bad, "tests", [tests])
+
+
+def tests_of(file: str) -> str:
+    """The folder with the unit tests of a file's package; of a program, its own."""
+    return "tests/" + file.removeprefix("apps/").partition("/")[0]
 
 
 def seeds_of(bug: Bug, seeds: int, record: Record | None) -> list[str]:
@@ -881,7 +886,7 @@ def campaign(
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
     known = {name: (name, found, failed) for name, found, failed in map(json.loads, lines)}
     by_worlds = by_any = 0
-    packages = {f"tests/{bug[1].partition('/')[0]}" for bug in wanted if bug[0] not in known}
+    packages = {tests_of(bug[1]) for bug in wanted if bug[0] not in known}
     folders = [] if alone else sorted(one for one in packages if (ROOT / one).is_dir())
     with Patched(folders) as patched:
         for bug in wanted:

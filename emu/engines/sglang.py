@@ -183,7 +183,8 @@ def sglang_kernels(model: EngineModel) -> SglangKernels:
 
 def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
     """The engine with the graphs that it captures on a GPU, and the calls of its layers there."""
-    _, graph = _of_size(gpu, ranks)
+    graph = table.cuda_graph_max_bs if isinstance(table, SglangTable) else 0
+    graph = graph or _of_size(gpu, ranks)[1]
     latent_ns = model.eager_latent_ns
     if gpu.architecture == "blackwell":
         latent_ns = min(latent_ns, _GENERATED_LATENT_NS)
@@ -196,6 +197,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
         return table
     gpu, ranks = server.gpu, server.ranks
     tokens, graph = _of_size(gpu, ranks)
+    graph = table.cuda_graph_max_bs or graph
     chunk = table.chunked_prefill_size or tokens
     page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
     drafts = server.drafts

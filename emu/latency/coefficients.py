@@ -99,6 +99,8 @@ class Products(msgspec.Struct, frozen=True, kw_only=True):
     its arithmetic, of which `compute` is the part of the peak. `reuse` and `prologue` are 0."""
     written_ps: float = 0.0
     """Of each element of such a tile, to write it."""
+    writes: float = 1.0
+    """Bytes of reading that a written byte is worth to the memory."""
 
     @property
     def large(self) -> float:

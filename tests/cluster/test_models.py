@@ -301,3 +301,16 @@ def test_without_runs_each_request_draws_its_model_anew() -> None:
     naming = Naming(["a", "b", "c"], shares={"a": 3, "b": 1, "c": 4}, seed=1)
     points = 8 * rng_stream(1, "workload models").random(500)
     assert [naming.of("") for _ in range(500)] == [(p >= 3) + (p >= 4) for p in points.tolist()]
+
+
+def test_pooled_copies_are_dealt_to_machines_in_turn_or_to_the_one_with_most_room() -> None:
+    table = BlitzTable(executor="serverless", loader="pool")
+    free = HostMemory({})
+    dealt = [HostCache(table, [0, 1, 2], 4, memory=free) for _ in range(4)]
+    free.place_pool()
+    assert [cache.home for cache in dealt] == [0, 1, 2, 0]
+    limited = HostMemory({0: 5, 1: 12, 2: 9})
+    small, large = (HostCache(table, [0, 1, 2], size, memory=limited) for size in (8, 10))
+    limited.place_pool()
+    assert large.home == 1
+    assert small.home == 2

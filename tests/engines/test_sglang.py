@@ -59,6 +59,13 @@ def test_a_server_takes_what_its_gpu_allows(
     assert one.front_end
 
 
+def test_the_largest_captured_batch_may_be_given() -> None:
+    one = replica("B200", policy="sglang", cuda_graph_max_bs=1024)
+    assert one.engine is not None
+    assert one.engine.graph_tokens_max == 1024
+    assert table_of(one).mem_fraction_static < table_of(replica("B200")).mem_fraction_static
+
+
 def test_kv_is_what_the_weights_leave() -> None:
     one = replica("H100-SXM5-80GB", mem_fraction_static=0.8)
     usable = int(one.gpu.reported_gib * (1 << 30) * 0.8)

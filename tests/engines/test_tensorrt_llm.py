@@ -296,3 +296,18 @@ def test_static_scales_of_8_bits_cost_no_kernel() -> None:
     # Per-tensor scales do not touch products that are scaled block by block.
     plain = Ops(gpu, kernels_of(gpu, "tensorrt-llm"), 2)
     assert ours.gemm_s(rows, *shape, "fp8_block") == plain.gemm_s(rows, *shape, "fp8_block")
+
+
+def test_buffers_of_collectives_grow_with_the_ranks() -> None:
+    """Those of eight ranks take four times as much of each as those of two."""
+    model = lookup_model("meta-llama/Llama-3.1-8B", "test", "model")
+
+    def context_bytes(ranks: int) -> int:
+        memory = TRTLLM.memory(TRTLLM.model)
+        limits = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+        return memory.kept(model, tp=ranks, element_bytes=2, **limits).context_bytes
+
+    alone = context_bytes(1)
+    of_two = context_bytes(2) - alone
+    assert of_two > GIB
+    assert [context_bytes(ranks) - alone for ranks in (4, 8)] == [2 * of_two, 4 * of_two]

@@ -102,6 +102,7 @@ def test_a_configurators_servers_have_the_limits_that_it_generates(tmp_path: Pat
     assert keys["max_num_tokens"] == 2656, "in whole blocks"
     assert not keys["enable_block_reuse"]
     assert recipe_of(points[2]).scheduler["chunked_prefill_size"] == -1
+    assert recipe_of(points[2]).scheduler["cuda_graph_max_bs"] == 128, "as many as may run"
     for point in points:
         assert emulate(Job(point)).refused == ""
 

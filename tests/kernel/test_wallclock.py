@@ -105,3 +105,30 @@ def test_a_timer_that_was_put_off_is_passed_over() -> None:
         await running
 
     anyio.run(main)
+
+
+def test_another_speed_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due was put off by the old speed; while events run they look anyway."""
+    asked_s: list[float] = []
+
+    async def main() -> None:
+        loop, now = asyncio.get_running_loop(), [0]
+        kernel = WallKernel(speed=1.0, clock_ns=lambda: now[0])
+        running = asyncio.create_task(kernel.run())
+        await asyncio.sleep(0)
+
+        def call_later(delay_s: float, _: Callable[[], None]) -> asyncio.Handle:
+            asked_s.append(delay_s)
+            return loop.call_soon(lambda: None)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+        kernel.call_at(8_000, PRIORITY_WORLD, lambda: None)
+        kernel._advance()
+        asked_s.clear()
+        kernel.set_speed(4.0)
+        assert asked_s == [2e-6]
+        monkeypatch.undo()
+        kernel.stop()
+        await running
+
+    anyio.run(main)

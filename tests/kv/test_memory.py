@@ -140,3 +140,12 @@ def test_vidurs_rule_gives_all_cases():
         assert plan.weight_bytes_rank == 2 * case["params_per_device"], case
         assert batch * case["pipeline_stages"] == case["request_slots"], case
         assert plan.num_blocks == case["num_blocks_bs16"], case
+
+
+def test_one_table_serves_both_ends_of_a_model_on_one_stage_alone() -> None:
+    """The head of a tied model is its embedding, unless they are on different stages."""
+    spec = lookup_model("meta-llama/Llama-3.2-1B")
+    assert spec.tied_embeddings
+    table = spec.vocab * spec.hidden * 2
+    layers = engine_weight_bytes(spec, pp=2) - 2 * table
+    assert engine_weight_bytes(spec) - table == pytest.approx(2 * layers, rel=0.001)

@@ -24,6 +24,9 @@ from emu.backends.aiconfigurator.database import (
 from emu.backends.aiconfigurator.saved import find_table, load_table, save_table, table_path
 from emu.backends.aiconfigurator.table import SYSTEMS, WHEEL, Provenance, Wanted
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cluster.backends import make_latency
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
 from emu.errors import InputError
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.host_costs import ASYNC_SCHEDULING
@@ -201,3 +204,14 @@ def test_pairs_that_the_wheel_covers_come_from_its_own_matrix(tmp_path: Path, mo
     monkeypatch.delitem(sys.modules, "aiconfigurator_core", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert covered_pairs() == {GPU: ["a/One"]}
+
+
+def test_stages_are_refused_before_a_table_is_looked_for() -> None:
+    tables = {
+        "latency": {"backend": "aiconfigurator"},
+        "nodes": [{"gpus": 2}],
+        "replicas": [{"pipeline_parallel": 2}],
+    }
+    plan = make_plan(config_from_dict(tables))
+    with pytest.raises(InputError, match="has no pipeline stages"):
+        make_latency(plan.replicas[0].latency_context(plan.config))

@@ -120,3 +120,20 @@ def test_what_the_guard_calls_progress() -> None:
     assert guard.look(1_900) is None  # too few events: a wait
     world.moved_bytes["weights"], world.given_up, world.events = 3, 2, 6_000
     assert isinstance(guard.look(2_000), Stalled)
+
+
+def test_a_guard_is_asked_four_times_in_its_bound_and_at_each_instant_at_most() -> None:
+    class Fake:
+        replicas: tuple[()] = ()
+        now_ns = events = outstanding = released = 0
+
+        def __init__(self) -> None:
+            self.kernel = self.gateway = self.network = self
+            self.moved_bytes = {"kv": 0, "weights": 0}
+
+    world: Any = Fake()
+    periods = [
+        StallGuard(world, world, [], world, lambda: 0, bound_ns, list).period_ns
+        for bound_ns in (2, 4, 400)
+    ]
+    assert periods == [1, 1, 100]

@@ -13,12 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.kernel.life import TURN
+from emu.latency.base import BatchShape
 from emu.replica import events as ev
 from emu.replica.flight.base import IDLE
 from emu.replica.flight.layered import UNTIL_END_OF_INSTANT
-from emu.replica.live_scaling import layered_of
+from emu.replica.layer_scheduler import LayerTask
+from emu.replica.live_scaling import _layer_ns, layered_of
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
+from emu.scheduling.base import Batch
 from tests.replica.stage import US, Stage
 
 pytestmark = pytest.mark.doubles
@@ -461,3 +464,24 @@ def test_a_load_that_ends_while_its_replica_lets_the_instant_end_leaves_it_as_it
     stage.kernel.run()
     assert (replica.state, replica.flight) == (S.INACTIVE, IDLE)
     assert len(stage.queue or ()) == 1, "it has taken nothing"
+
+
+def test_a_layer_takes_a_nanosecond_at_least() -> None:
+    """Whatever the backend says: time goes on, and only as far as it must."""
+    stage = scaled(S.INACTIVE)
+    stage.command(0, S.NEW_PREFILL)
+    pace = stage.replicas[0].pace
+    for whole_ns in (0, LAYERS - 1):
+        task = LayerTask(0, Batch(0, BatchShape(prefill_new=[8], prefill_context=[0]), []))
+        task.whole_ns = whole_ns
+        assert [_layer_ns(pace, task, at, LAYERS) for at in range(LAYERS)] == [1] * LAYERS
+
+    class Free:
+        """Parts of a batch cost nothing."""
+
+        def iteration_ns(self, shape: BatchShape) -> int:
+            return 0
+
+    pace.latency = Free()  # type: ignore[assignment]
+    task = LayerTask(0, Batch(0, BatchShape(prefill_new=[8], prefill_context=[0]), []))
+    assert _layer_ns(pace, task, 0, LAYERS) == 1

@@ -246,6 +246,12 @@ def test_all_are_padded_to_the_largest() -> None:
     assert [shape.padded_tokens for shape in shapes] == [6, 6]
 
 
+def test_the_largest_batch_and_not_all_together_is_what_must_fit_a_graph() -> None:
+    wave, (one, two) = group(S.DECODE, S.DECODE, padded_tokens_max=6)
+    shapes = [enter(wave, one, 4, []), enter(wave, two, 6, [])]
+    assert [(s.padded_tokens, s.group_tokens) for s in shapes] == [(6, 0), (6, 0)]
+
+
 def test_beyond_the_graphs_they_end_together_and_the_mean_counts() -> None:
     wave, (one, two) = group(S.DECODE, S.DECODE, padded_tokens_max=5)
     waits: list[Any] = []

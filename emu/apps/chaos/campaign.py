@@ -16,6 +16,7 @@ from emu.apps.chaos.telling import TOLD_EVERY_S
 from emu.apps.chaos.totals import Totals
 from emu.apps.chaos.trial import Verdict, run_world
 from emu.apps.chaos.worlds.faults import draw_faults, ground_of
+from emu.apps.chaos.worlds.forms import written
 from emu.apps.chaos.worlds.world import World, draw_world
 from emu.config.load import effective_dict
 from emu.config.schema import Config
@@ -150,7 +151,7 @@ def write_world(world: World, seed: int, directory: Path) -> Path:
         tables.pop("replicas", None)  # they share all GPUs; a file that has both is refused
     if world.lines:
         lines = directory / f"seed-{seed}.jsonl"
-        lines.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
+        lines.write_bytes(written(world.lines, tables.get("workload", {})))
         tables["workload"] = {**tables.get("workload", {}), "path": lines.name}
     path = directory / f"seed-{seed}.toml"
     path.write_text(

@@ -19,7 +19,7 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(
             (
                 *("model.hf_config", "model.assume", "models.hf_config", "models.assume"),
-                *("workload.path", "workload.format", "workload.columns", "workload.tokenizer"),
+                *("workload.path", "workload.columns", "workload.tokenizer"),
                 *("workload.turns", "workload.think_s"),  # of the format sharegpt
                 *("workload.synthetic.prompt.path", "workload.synthetic.output.path"),
                 *("latency.path", "latency.hardware", "latency.tables"),

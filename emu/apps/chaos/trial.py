@@ -20,6 +20,7 @@ from emu.apps.chaos.schema_keys import keys_of
 from emu.apps.chaos.strikes import Place, fault_parts
 from emu.apps.chaos.truth.judges import Written, truth_of
 from emu.apps.chaos.truth.tape import Record
+from emu.apps.chaos.worlds.forms import written
 from emu.apps.chaos.worlds.world import World
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
@@ -146,7 +147,7 @@ def world_config(world: World, directory: Path) -> Config:
     tables: Document = msgspec.to_builtins(world.tables)
     if world.lines:  # else the user's own workload
         path = directory / "workload.jsonl"
-        path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
+        path.write_bytes(written(world.lines, tables.get("workload", {})))
         tables["workload"] = {**tables.get("workload", {}), "path": str(path)}
     tables["output"] = {"timeseries_interval_ms": 100.0, "trace": False, "report": False}
     # Objectives change nothing that happens; what they say of a run is judged.

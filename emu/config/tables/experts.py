@@ -70,6 +70,12 @@ class ExpertKeys(Table, kw_only=True, frozen=True):
     redundant_experts: Annotated[
         Count0, doc("Expert slots of a layer beyond its experts; the popular have copies (EPLB).")
     ] = 0
+    eplb_algorithm: Annotated[
+        Literal["auto", "global"],
+        doc(
+            "What is dealt to ranks when experts are placed by load: groups of a group-limited router to machines first, where these divide them (auto; SGLang's deepseek_hierarchical), or all slots at once (global; its deepseek)."
+        ),
+    ] = "auto"
     # The mean of two groups with copies. TensorRT-LLM's ranks were 11 per cent above the mean, 288
     # slots on 32 ranks and 256 tokens of each (tech blog 4): 0.995. In traces of SGLang on 48 GB200,
     # 288 slots placed by an earlier run's counts, what two ranks send back scatters by 17 per cent

@@ -286,6 +286,12 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     max_running_requests: Annotated[
         Count0, doc("Running requests per replica; 0 = the engine's default.")
     ] = 0
+    cuda_graph_max_bs: Annotated[
+        Count0,
+        doc(
+            "Decodes of the largest captured batch (a larger one runs eagerly); 0 = the engine's default on the GPU."
+        ),
+    ] = 0
     chunked_prefill_size: Annotated[
         int,
         doc(

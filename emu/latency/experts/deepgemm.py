@@ -5,9 +5,9 @@ launch.
 
 Hopper: DeepGEMM's block-scaled fp8, from the tables that it publishes for an H800 (README at
 8002b76). Dense: the library's own choice of tiles, the rows with 64 and 4,096 tokens fitted, those
-with 128 left out (+3 to -12 %), and so were 8-bit products of SGLang 0.5.14 on H100 and H200
-(aiconfigurator-core 0.12.0, gemm; 3 us of quantization added: median 8 and 9 %, p90 21 and 24 %,
-where the formula of other products had 31 and 37 %). Grouped:
+with 128 left out (all 18 within 7 %). Left out, too: 8-bit products of SGLang 0.5.14 on H100 and
+H200 (aiconfigurator-core 0.12.0, gemm, 4,695 of each; 3 us of quantization added: median 8 and 9 %,
+p90 26 and 27 %, where the formula of other products had 31 and 37 %). Grouped:
 4 x 8,192, 1 x 1,024 and 4 x 256 rows were fitted, 8 x 4,096 and 2 x 512 left out, and so were
 those of SGLang's wide groups on H100 and H200, but for the launches and how fast weights are read
 (240 decodes, even loads; aiconfigurator-core 0.12.0, wideep_generation_moe: median 4 %, p90 6 to
@@ -34,14 +34,15 @@ from emu.catalogue.gpu import GpuSpec
 from emu.latency.coefficients import Experts, Kernels, Products
 
 DENSE: Final = Products(
-    launch_us=0.89,
-    memory=0.782,
-    compute=0.993,
+    launch_us=0.69,
+    memory=0.807,
+    compute=1.0,
     reuse=0.0,
     prologue=0.0,
-    softness=6.84,
+    softness=5.63,
     step_us=0.132,
-    written_ps=79.9,
+    written_ps=64.7,
+    writes=1.6,
     # Reads 16 bits, writes 8 and a scale for 128 elements, at four fifths of the memory's rate.
     quantize=3.03 / 0.8,
 )

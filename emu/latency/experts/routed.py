@@ -115,7 +115,7 @@ def make_balance(context: LatencyContext, setting: ExpertSetting) -> Balance | N
         experts=experts.count,
         ranks=context.expert_parallel,
         slots=setting.slots(experts.count),
-        groups=experts.groups,
+        groups=1 if setting.is_global else experts.groups,
         nodes=-(-context.expert_parallel // context.gpus_per_machine),
         seed=context.seed,
         plans=bool(setting.redundant or setting.interval_s),
@@ -199,7 +199,8 @@ def choice_of(context: LatencyContext, setting: ExpertSetting) -> Choice:
     assert experts is not None
     nodes = -(-ranks // context.gpus_per_machine)
     is_placed = bool(setting.redundant or setting.interval_s)
-    is_broken = is_placed and (experts.groups % nodes != 0 or ranks % nodes != 0)
+    is_apart = setting.is_global or experts.groups % nodes != 0 or ranks % nodes != 0
+    is_broken = is_placed and is_apart
     if experts.groups <= 1 or is_broken:
         return Choice(experts.count, experts.per_token)
     return Choice(experts.count, experts.per_token, experts.groups, experts.groups_chosen)

@@ -43,6 +43,8 @@ class ExpertSetting(msgspec.Struct, frozen=True, kw_only=True):
     """None: a spread without an effect between ranks."""
     redundant: int = 0
     """Slots of a layer beyond its experts, on all ranks together: a number of copies."""
+    is_global: bool = False
+    """All slots are dealt at once, which breaks the router's groups apart."""
     likeness: float = 1.0
     """Of the loads that experts are placed by to those that they serve (`Deal`)."""
     interval_s: float = 0.0
@@ -114,14 +116,14 @@ def expert_setting(
         name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
         wrong(name, problem)
-    if "eplb_likeness" in said and not (keys.redundant_experts or keys.eplb_interval_s):
-        wrong("eplb_likeness", "experts are placed by load with redundant_experts or an interval")
+    _check_placing(keys, said, wrong)
     _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
         all2all=all2all,
         overlap=overlap,
         popularity=_popularity(keys, all2all, experts.count, source),
         redundant=keys.redundant_experts,
+        is_global=keys.eplb_algorithm == "global",
         likeness=keys.eplb_likeness,
         interval_s=keys.eplb_interval_s,
         drift_s=keys.expert_drift_s,
@@ -130,6 +132,15 @@ def expert_setting(
         micro_batches=keys.micro_batches if keys.expert_gpus else 0,
         members=table.count if keys.expert_gpus else 0,
     )
+
+
+def _check_placing(
+    keys: ExpertKeys, said: list[str], wrong: Callable[[str, str], NoReturn]
+) -> None:
+    """What is said of placing by load needs experts that are placed so."""
+    placing = [name for name in ("eplb_algorithm", "eplb_likeness") if name in said]
+    if placing and not (keys.redundant_experts or keys.eplb_interval_s):
+        wrong(placing[0], "experts are placed by load with redundant_experts or an interval")
 
 
 def _check_exchange(

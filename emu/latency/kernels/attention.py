@@ -15,6 +15,7 @@ tiles, or the longest tile where tiles are fewer than processors.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 from emu.catalogue import sizes
@@ -25,63 +26,6 @@ from emu.latency.kernels.factors import Factors
 from emu.latency.kernels.products import soft_max
 from emu.units import ceil_div
 
-
-class LatentDecodes(NamedTuple):
-    """Decodes of latent attention on an architecture."""
-
-    compute: float
-    """Part of the peak in half precision, KV in 16 bits."""
-    memory: float
-    """Part of the memory's rate."""
-    sequence_us: float
-    """Of one processor, for each sequence."""
-    row_us: float
-    """The same for each query head of a sequence."""
-    narrow_compute: float = 0.0
-    """Part of the peak in 8 bits, KV in 8 bits; 0 = it is widened and multiplied in 16."""
-    narrow_memory: float = 0.0
-    """Part of the memory's rate, KV in 8 bits; 0 = as in 16 bits."""
-    tile_rows: int = 1
-    """So many query heads of a sequence are computed at least."""
-    sequence_tokens: float = 0.0
-    """Tokens of context that a sequence is worth besides its own, in arithmetic."""
-    batch_head_us: float = 0.0
-    """For each query head, whatever the batch: adding up what processors have computed apart."""
-    softness: float = 0.0
-    """Exponent of the mean of reading and arithmetic; 0 = the longer of both."""
-
-
-LATENT_DECODES: Final = {
-    # FlashMLA, which publishes 660 TFLOP/s and 3,000 GB/s on an H800. Its scheduler counts five
-    # blocks of 64 tokens more for each sequence. Judged: its test on an H100 with 16, 32 and 64
-    # heads (issue 19): -2 to -5 %.
-    "hopper": LatentDecodes(
-        660 / 989.4,
-        3000 / 3352,
-        0.0,
-        0.0,
-        tile_rows=64,
-        sequence_tokens=320.0,
-        softness=7.5,
-    ),
-    # FlashAttention 3 as SGLang 0.5.14 calls it, KV in 16 bits (aiconfigurator-core 0.12.0,
-    # generation_mla): H100 and H200 with 16, 64 and 128 heads and 512 tokens or more, 837 points,
-    # median 4 %, p90 15 %; with 8 and 32 heads, which were left out, 4 and 10 %.
-    "hopper flash_attention": LatentDecodes(
-        0.612,
-        0.910,
-        0.0,
-        0.0,
-        tile_rows=64,
-        sequence_tokens=278.0,
-        batch_head_us=3.39 / 64,
-        softness=7.5,
-    ),
-    # TensorRT-LLM's generated kernels as SGLang calls them on B200 and GB200: 16 and 128 heads,
-    # 512 sequences of 2 and 8,192 tokens (aiconfigurator-core 0.12.0, generation_mla). With two
-    # tokens it is the queries and outputs that count.
-    "blackwell": LatentDecodes(0.53, 0.75, 4.4, 0.089, 0.489, 0.87),
-}
 _ELEMENT_MEMORY: Final = 0.8
 """Part of the memory's rate at which rows are read and written."""
 QUERY_TILE = 128
@@ -109,8 +53,7 @@ class AttentionCost:
         factors: Factors | None = None,
     ) -> None:
         """`factors`: measured over formula, where the engine's kernels were measured."""
-        self.decodes = decodes
-        self.prompts = prompts
+        self.decodes, self.prompts = decodes, prompts
         self._launch_s = decodes.launch_us * 1e-6
         kind = "fp8" if sizes.weight_bytes(1, kv_dtype) == 1 else "bfloat16"
         family, decode_family = f"prompts-{kind}", f"decodes-{kind}"
@@ -119,7 +62,6 @@ class AttentionCost:
         self._rows = 1.0
         """Query rows that are computed for one that is there."""
         heads = self._heads = ceil_div(spec.heads, tp)
-        peak = gpu.peak_flops("bfloat16")
         kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
         self._kv_ideal_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9)
         if sizes.weight_bytes(1, kv_dtype) == 1:
@@ -140,11 +82,13 @@ class AttentionCost:
         moved = 2 * 2 * (heads + self._kv_heads) * (mla.v_head_dim if mla else spec.head_dim)
         self._token_s = prompts.traffic * moved / (gpu.memory_gbytes_per_s * 1e9)
         head_flops += 4.0 * prompts.softmax
-        rate = peak * prompts.compute
+        rate = gpu.peak_flops("bfloat16") * prompts.compute
         self._arithmetic_s = heads * decode_flops / rate
         self._memory, self._row_us = decodes.memory, decodes.row_us
         self._sequence_us, self._wave_us = decodes.sequence_us, decodes.wave_us
-        self._batch_us = self._sequence_s = self._softness = 0.0
+        self._batch_us = self._sequence_s = self._softness = self._dealing_s = 0.0
+        self._dealt = 0
+        """Shares of a batch that processors are dealt; 0 = none."""
         self.absorbed_s = 0.0
         """Of a sequence, beside the kernel."""
         if mla is not None:
@@ -152,15 +96,17 @@ class AttentionCost:
             # what they write and read there moves beside the kernel.
             absorbed = 2 * 2 * heads * mla.kv_lora_rank
             self.absorbed_s = absorbed / (gpu.memory_gbytes_per_s * 1e9 * _ELEMENT_MEMORY)
-            known = LATENT_DECODES.get(f"{gpu.architecture} {decodes.latent}")
-            known = known or LATENT_DECODES.get(gpu.architecture)
-            if known is not None:
-                self._take_latent(known, gpu, kind, heads * decode_flops)
+            self._take_latent(gpu, kind, heads * decode_flops)
         self._pair_s = heads * head_flops / rate
         self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
 
-    def _take_latent(self, known: LatentDecodes, gpu: GpuSpec, kind: str, flops: float) -> None:
+    def _take_latent(self, gpu: GpuSpec, kind: str, flops: float) -> None:
         """What kernels of latent attention reach; `flops`: of a query against a key, all heads."""
+        from emu.latency.kernels.latent import known_latent  # few models have it
+
+        known = known_latent(gpu, self.decodes.latent)
+        if known is None:
+            return
         compute, memory = gpu.peak_flops("bfloat16") * known.compute, known.memory
         if kind == "fp8" and known.narrow_compute and gpu.tflops_fp8:
             compute = gpu.tflops_fp8 * 1e12 * known.narrow_compute
@@ -174,6 +120,10 @@ class AttentionCost:
         self._softness = known.softness
         if known.sequence_tokens:
             self._wave_us = 0.0  # in that
+        if known.part_tokens:
+            rows = self._heads * self._rows
+            self._dealt = max(1, int(self._processors * known.tile_rows / rows))
+            self._dealing_s = known.part_tokens * self._arithmetic_s * self._rows * self._dealt
 
     def decode_line(self, count: int) -> Line:
         """Costs of a batch of so many sequences, without the launch."""
@@ -182,14 +132,34 @@ class AttentionCost:
         waves = sequences * self._kv_heads
         rows_us = self._row_us * self._heads
         start = 1e-6 * (self._wave_us * waves + (self._sequence_us + rows_us) * sequences)
-        start += 1e-6 * self._batch_us + count * (self.absorbed_s + self._sequence_s)
+        start += count * self.absorbed_s
         slope = self._kv_ideal_s / self._memory
         if self._is_tiled:
             slope *= 1.0 + kernel.ramp / waves
         slope = self._longer_s(slope, self._arithmetic_s * self._rows)
+        start += count * self._sequence_s * self._shown(slope) + self._batch_s(count, slope)
         factor = self._decode_factor.at(count)
         # The launch was measured with the rest, and is counted elsewhere.
         return Line(start * factor + (factor - 1.0) * self._launch_s, slope * factor)
+
+    def _shown(self, slope: float) -> float:
+        """The part of time that is added to arithmetic which a batch takes longer for."""
+        if not self._dealt:
+            return 1.0
+        return math.pow(self._arithmetic_s * self._rows / slope, self._softness - 1.0)
+
+    def _batch_s(self, count: int, slope: float) -> float:
+        """What a batch takes whatever its sequences compute: processors fill and empty, and add up
+        what several of them have computed of one sequence, which is no more for more queries.
+
+        Every border between two shares cuts a sequence, whose results are read as sums in 32 bits:
+        as many bytes as its queries and outputs are in the latent space.
+        """
+        if not self._dealt:
+            return 1e-6 * self._batch_us
+        partials = 2 * (self._dealt - 1) if count >= self._dealt else self._dealt + count - 1
+        added_s = partials * self.absorbed_s * _ELEMENT_MEMORY
+        return self._dealing_s * self._shown(slope) + added_s
 
     def _longer_s(self, reading_s: float, arithmetic_s: float) -> float:
         """Time of a token of context, where both go on at once."""
@@ -214,7 +184,9 @@ class AttentionCost:
         mean = max(1.0, queries / count)
         tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
         rows = max(mean, self._rows)
-        return Line(line.start * tiles, max(line.slope, self._arithmetic_s * rows))
+        batch_s = self._batch_s(count, line.slope)
+        start = (line.start - batch_s) * tiles + batch_s
+        return Line(start, max(line.slope, self._arithmetic_s * rows))
 
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
         """Seconds for the chunks of a batch, without the launch.

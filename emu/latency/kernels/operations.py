@@ -133,7 +133,7 @@ class Ops:
             kernel,
             kernel.launch_us * 1e-6,
             sizes.weight_bytes(columns * inner, dtype) / rate,
-            (columns + inner) * self.activation_bytes / rate,
+            (kernel.writes * columns + inner) * self.activation_bytes / rate,
             inner * kernel.quantize / self.memory_rate,
             self.gpu.unit_flops(units),
             self.factors.line(_product_family(dtype, units), (columns, inner)),

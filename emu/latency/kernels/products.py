@@ -13,7 +13,6 @@ import math
 from typing import Final
 
 from emu.latency.coefficients import Products
-from emu.latency.kernels.tiles import tiled_s
 
 # Rows and columns of the tiles that CUTLASS and cuBLAS choose among.
 _TILES: Final = ((128, 256), (256, 128), (128, 128), (64, 128), (64, 64), (16, 64))
@@ -41,6 +40,8 @@ def arithmetic_s(
     `peak` is in FLOP/s.
     """
     if kernel.step_us and processors > 1:
+        from emu.latency.kernels.tiles import tiled_s  # products of wide groups alone
+
         return tiled_s(kernel, peak, processors, rows, columns, inner)
     if processors <= 1:
         return 2.0 * rows * columns * inner / (peak * kernel.compute)

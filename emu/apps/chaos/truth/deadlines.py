@@ -54,7 +54,7 @@ class Deadlines:
                 tape.count("lease")
                 if not lease_ns or (waited_ns < lease_ns and row not in halves):
                     tape.say(f"T6: row {row} loses its lease after {waited_ns} ns")
-        if not lease_ns or self._kinds or tape.config.autoscale is not None:
+        if not lease_ns or halves or self._kinds or tape.config.autoscale is not None:
             return
         begun: dict[tuple[int, int], list[int]] = defaultdict(list)
         for record in tape.of("tokens", "transfer", "migrated"):

@@ -174,4 +174,5 @@ class Graphs:
             total_ns += 0 if is_one else mixed * engine.eager_experts_ns
         if spec.latent is not None:
             total_ns += spec.layers * engine.eager_latent_ns
+        total_ns += engine.eager_state_ns * sum(bool(one.state) for one in spec.special_layers)
         return total_ns + modules * engine.eager_call_ns + plain * engine.launch_ns

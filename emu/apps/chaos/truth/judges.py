@@ -20,6 +20,7 @@ from emu.apps.chaos.truth.figures import Figures
 from emu.apps.chaos.truth.forming import Forming
 from emu.apps.chaos.truth.front import Front
 from emu.apps.chaos.truth.handover import Handover
+from emu.apps.chaos.truth.helpers import judge_helpers
 from emu.apps.chaos.truth.leaving import Leaving
 from emu.apps.chaos.truth.live_moves import judge_live_moves
 from emu.apps.chaos.truth.made import judge_made
@@ -37,8 +38,10 @@ from emu.apps.chaos.truth.recovery import (
     judge_overloads,
     judge_returns,
 )
+from emu.apps.chaos.truth.refusals import judge_refusals
 from emu.apps.chaos.truth.rejections import judge_rejections
 from emu.apps.chaos.truth.remembered import Remembered, said_in
+from emu.apps.chaos.truth.room import judge_room
 from emu.apps.chaos.truth.routes import Routes
 from emu.apps.chaos.truth.routing import Routing
 from emu.apps.chaos.truth.seats import seats_of
@@ -80,6 +83,7 @@ def truth_of(
     tape = Tape(config, seats_of(plan), records)
     lines = () if written is None else written.lines
     judge_places(tape)
+    judge_room(tape, plan)
     windows = Windows(tape)
     windows.judge()
     beside = Beside(tape, lines)
@@ -99,6 +103,7 @@ def truth_of(
     Routing(tape, remembered.matched, beside).judge()
     Handover(tape).judge()
     Leaving(tape).judge()
+    judge_refusals(tape)
     Doors(tape).judge()
     judge_rejections(tape)
     judge_rebalancing(tape)
@@ -109,27 +114,33 @@ def truth_of(
     judge_losses(tape)
     judge_live_moves(tape)
     judge_host_copies(tape)
+    judge_helpers(tape)
     judge_sharing(tape)
     Planners(tape).judge()
     judge_sights(tape)
     Deadlines(tape).judge()
     if written is not None:
-        Figures(tape).judge(written.rows, written.summary)
-        Series(tape, written.rows).judge(written.series)
-        if written.transitions:
-            Standing(tape).judge(written.series, written.replicas)
-            judge_lists(tape, written.transitions, written.marks)
-        judge_waits(tape, written.rows, written.summary)
-        judge_sums(tape, written.rows, written.summary)
-        judge_execution(tape, written.rows)
-        judge_models(tape, written.rows, written.summary)
-        judge_placements(tape, written.summary)
-        Power(tape).judge(written.rows, written.summary)
-        beside.judge(written.rows, written.summary)
-        judge_made(tape, () if written.lines else written.rows)
-        if written.lines:
-            judge_encoded(tape, written.lines)
-            judge_sessions(tape, written.lines, written.rows)
-            Drafts(tape, written.lines).judge(written.summary)
-            Clients(tape, windows, written.lines).judge(written.rows)
+        _judge_written(tape, written, windows, beside)
     return tape
+
+
+def _judge_written(tape: Tape, written: Written, windows: Windows, beside: Beside) -> None:
+    """What came out agrees with the history, and with what went in."""
+    Figures(tape).judge(written.rows, written.summary)
+    Series(tape, written.rows).judge(written.series)
+    if written.transitions:
+        Standing(tape).judge(written.series, written.replicas)
+        judge_lists(tape, written.transitions, written.marks)
+    judge_waits(tape, written.rows, written.summary)
+    judge_sums(tape, written.rows, written.summary)
+    judge_execution(tape, written.rows)
+    judge_models(tape, written.rows, written.summary)
+    judge_placements(tape, written.summary)
+    Power(tape).judge(written.rows, written.summary)
+    beside.judge(written.rows, written.summary)
+    judge_made(tape, () if written.lines else written.rows)
+    if written.lines:
+        judge_encoded(tape, written.lines)
+        judge_sessions(tape, written.lines, written.rows)
+        Drafts(tape, written.lines).judge(written.summary)
+        Clients(tape, windows, written.lines).judge(written.rows)

@@ -16,7 +16,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.layers import LatentAttention
 from emu.catalogue.model import BITS_PER_1024
 from emu.latency.coefficients import Kernels, Links, Products
-from emu.latency.kernels.attention import LATENT_DECODES
+from emu.latency.kernels.latent import known_latent
 from emu.latency.surfaces import surface_file
 
 _TILES: Final = ((128, 256), (256, 128), (128, 128), (64, 128), (64, 64), (16, 64))
@@ -101,7 +101,8 @@ class Operations:
         kernel = self.kernels.product(dtype, units)
         table = _PRODUCT_TABLES.get(dtype, "")
         family = f"products-{table}" if table and (units != "half" or table == "bfloat16") else ""
-        traffic = stored(columns * inner, dtype) + rows * (columns + inner) * self.element
+        written = kernel.writes * columns
+        traffic = stored(columns * inner, dtype) + rows * (written + inner) * self.element
         took = power_mean(
             traffic / (self.read * kernel.memory),
             self._arithmetic(kernel, self.gpu.unit_flops(units), rows, columns, inner),
@@ -212,7 +213,8 @@ class Attention:
         self._memory, self._rows, self._power = decodes.memory, 1.0, 0.0
         self._block_us, self._sequence_us = decodes.wave_us, decodes.sequence_us
         self._sequence_us += decodes.row_us * heads
-        self._batch_us = self._more_s = 0.0
+        self._batch_us = self._more_s = self._partial_s = 0.0
+        self._shares = 0
         shape = "fp8" if narrow else "bfloat16"
         self._families = (f"decodes-{shape}", f"prompts-{shape}")
         self._shape = (heads, self._kv_heads, width)
@@ -222,6 +224,7 @@ class Attention:
             flops = 2.0 * heads * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim)
             self._decode_s = flops / rate
             absorbed = 4 * heads * latent.kv_lora_rank / (ops.read * 0.8)
+            self._partial_s = 4 * heads * latent.kv_lora_rank / ops.read
             self._take_latent(flops, narrow=narrow)
         self._more_s += absorbed
         self._pair_s = heads * (pair + 4.0 * prompts.softmax) / rate
@@ -231,8 +234,7 @@ class Attention:
 
     def _take_latent(self, flops: float, *, narrow: bool) -> None:
         gpu, decodes = self._ops.gpu, self._kernels.decodes
-        name = f"{gpu.architecture} {decodes.latent}"
-        known = LATENT_DECODES.get(name) or LATENT_DECODES.get(gpu.architecture)
+        known = known_latent(gpu, decodes.latent)
         if known is None:
             return
         peak, self._memory = gpu.peak_flops("bfloat16") * known.compute, known.memory
@@ -245,32 +247,46 @@ class Attention:
         self._batch_us = known.batch_head_us * self._heads
         self._more_s = known.sequence_tokens * self._decode_s * self._rows
         self._power = known.softness
+        self._each_tokens, self._share_tokens = known.sequence_tokens, known.part_tokens
+        if known.part_tokens:
+            self._more_s = 0.0
+            self._shares = max(1, int(self._sms / max(1.0, self._heads / known.tile_rows)))
         self._block_us = 0.0 if known.sequence_tokens else self._block_us
 
     def decodes(self, sequences: int, seen: int) -> float:
         """One query of each sequence, which read `seen` tokens together; without the launch."""
-        start, slope = self._parts(sequences)
-        return start + slope * seen
+        each, whole, slope = self._parts(sequences)
+        return each + whole + slope * seen
 
     def verifies(self, sequences: int, queries: int, seen: int) -> float:
         """Several queries of each sequence, whose `seen` tokens are read once for them."""
-        start, slope = self._parts(sequences)
+        start, whole, slope = self._parts(sequences)
         each = max(1.0, queries / sequences)
         tiles = max(1.0, each * self._heads / self._kv_heads / _TILE)
-        return start * tiles + max(slope, self._decode_s * max(each, self._rows)) * seen
+        slope = max(slope, self._decode_s * max(each, self._rows))
+        return start * tiles + whole + slope * seen
 
-    def _parts(self, sequences: int) -> tuple[float, float]:
+    def _parts(self, sequences: int) -> tuple[float, float, float]:
+        """Times of all sequences, of the batch whatever its queries, of a token that is read."""
         kernel = self._kernels.decodes
         blocks = sequences * self._kv_heads / self._sms
         start = 1e-6 * (self._block_us * blocks + self._sequence_us * sequences / self._sms)
-        start += 1e-6 * self._batch_us + sequences * self._more_s
+        start += sequences * self._more_s
+        whole = 1e-6 * self._batch_us
         slope = self._read_s / self._memory
         if self._ops.gpu.sm_count:
             slope *= 1.0 + kernel.ramp / blocks
         together = self._decode_s * self._rows
         slope = power_mean(slope, together, self._power) if self._power else max(slope, together)
+        if shares := self._shares:
+            token = together * (together / slope) ** (self._power - 1)
+            start += sequences * self._each_tokens * token
+            # A sequence's results come from one share more for each border that it lies across.
+            cut = 2 * (shares - 1) if sequences >= shares else sequences + shares - 1
+            whole += shares * self._share_tokens * token + cut * self._partial_s
         factor = _factor(self._kernels, self._families[0], self._shape, sequences)
-        return start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us, slope * factor
+        start = start * factor + (factor - 1.0) * 1e-6 * kernel.launch_us
+        return start, whole * factor, slope * factor
 
     def prompts(self, chunks: Sequence[tuple[int, int]], window: int) -> float:
         """Chunks (tokens before, new tokens), which see `window` tokens back (0 = all)."""

@@ -27,6 +27,15 @@ class Leaving:
         self._lane_ns: dict[tuple[int, int], int] = {}
         """What transfers between two replicas take besides, without the connector."""
         self._came_ns: dict[int, list[int]] = defaultdict(list)
+        self._took_ns: dict[tuple[int, int], int] = {}
+        """What the iteration took that ended at a replica at an instant."""
+        self._rates = {
+            str(record["link"]): int(record["bytes_per_s"])
+            for record in tape.by_event["link"]
+            if not record["at_ns"] and "bytes_per_s" in record
+        }
+        self._sent: set[int] = set()
+        """Rows whose KV has set out once."""
         self._odd: set[int] = set()
         """Rows that were lost, sent elsewhere, or moved while they ran."""
 
@@ -38,6 +47,7 @@ class Leaving:
             return
         self._tape.replay(
             {
+                "ran": self._ran,
                 "tokens": self._tokens,
                 "taken": self._taken,
                 "transfer": self._transfer,
@@ -47,6 +57,9 @@ class Leaving:
                 "routed": self._lost,
             }
         )
+
+    def _ran(self, record: Record) -> None:
+        self._took_ns[record["replica"], record["at_ns"]] = record["at_ns"] - record["start_ns"]
 
     def _tokens(self, record: Record) -> None:
         source = record["replica"]
@@ -90,6 +103,8 @@ class Leaving:
         self._tape.count("connector")
         if network.kv_transfer != "layerwise" and record.get("overlapped_bytes"):
             self._tape.say(f"T3: transfer {record['transfer']} hides bytes, and is not layer-wise")
+        if network.kv_transfer == "layerwise":
+            self._hidden(record, taken)
         page = self._tape.seats[pair[0]].page_tokens
         reached = [
             self._tape.arrived[row]["prompt"] + max(1, self._got[row]) for row in taken["rows"]
@@ -104,6 +119,30 @@ class Leaving:
             self._tape.say(
                 f"T3: transfer {record['transfer']} of {blocks} blocks is {record['latency_ns']} "
                 f"ns late, should be {due_ns + setup_ns}"
+            )
+
+    def _hidden(self, record: Record, taken: Record) -> None:
+        """While the iteration ran, all layers but the last could leave, at the rate of the way."""
+        rows, tape = taken["rows"], self._tape
+        ended_ns = self._waiting[record["source"]].get(rows[0], -1)
+        took_ns = self._took_ns.get((record["source"], ended_ns))
+        links, _ = record["parts"][0]
+        is_again = any(row in self._sent for row in rows)
+        self._sent.update(rows)
+        if took_ns is None or not links or any(link not in self._rates for link in links):
+            return
+        ends = (tape.seats[record["source"]], tape.seats[record["destination"]])
+        rate = min(self._rates[link] for link in links) * min(len(end.gpus) for end in ends)
+        layers = ends[0].layers
+        told = record.get("overlapped_bytes", 0)
+        whole = told + record["bytes"]
+        due = min(rate * (took_ns * (layers - 1) // layers) / 1e9, whole - whole // layers)
+        is_less = not is_again and not tape.faults and told < due - 1
+        tape.count("hidden_part")
+        if told > due + 1 or is_less:
+            tape.say(
+                f"T3: transfer {record['transfer']} hides {told} of {whole} bytes behind {took_ns} "
+                f"ns, should {due:.0f}"
             )
 
     def _migrated(self, record: Record) -> None:

@@ -65,6 +65,11 @@ class Planners:
         config = self._tape.config
         if config.autoscale is None:
             return
+        looked_ns = {look["at_ns"] for look in self._tape.by_event["look"]}
+        for plan in self._tape.by_event["plan"]:
+            self._tape.count("looks")
+            if plan["at_ns"] not in looked_ns:
+                self._tape.say(f"T6: a plan at {plan['at_ns']} ns, when no planner looked: {plan}")
         names = [model.label for model in config.models]
         for place, name in enumerate(names or [""]):
             table: Any = config.autoscale

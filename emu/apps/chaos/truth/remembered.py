@@ -48,6 +48,7 @@ def said_in(tape: Tape, lines: Sequence[Record]) -> dict[int, Said] | None:
         turns = line.get("sub_requests", [line])
         for index, turn in enumerate(turns):
             ids = (*turn.get("input_tok_ids", ()), *turn.get("output_tok_ids", ()))
+            ids = ids or _tokens_of_blocks(turn)
             if "images" in turn or "adapter" in line:
                 return None
             later = [
@@ -57,6 +58,13 @@ def said_in(tape: Tape, lines: Sequence[Record]) -> dict[int, Said] | None:
             ]
             found[len(found)] = Said(ids, bool(later), line.get("priority", 0))
     return found
+
+
+def _tokens_of_blocks(turn: Record) -> tuple[int, ...]:
+    """A name for each token of a prompt of which only blocks of 512 tokens have names."""
+    blocks = turn.get("hash_ids", ())
+    known = min(int(turn["input_toks"]), 512 * len(blocks))
+    return tuple(512 * blocks[at // 512] + at % 512 for at in range(known))
 
 
 class Tier:

@@ -129,7 +129,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             kv_token_bytes=replica.kv_bytes_per_token,
             page_tokens=replica.page_tokens,
             state_bytes=replica.state_bytes,
-            rank_bytes=_rank_bytes(replica),
+            rank_bytes=weights_of_rank(replica),
             layer_bytes=_layer_bytes(replica),
             place=(replica.gpu.name, tables[replica.machine], len(_machines(replica, plan))),
             memory_rate=replica.gpu.memory_gbytes_per_s,
@@ -305,8 +305,11 @@ def _layer_bytes(replica: ReplicaPlan) -> int:
     return 2 * _layer_weights(replica) if is_half else 0
 
 
-def _rank_bytes(replica: ReplicaPlan) -> int:
-    """Matrices of a dense model, split over the ranks; norms are nothing to it."""
+def weights_of_rank(replica: ReplicaPlan) -> int:
+    """Bytes of the matrices of a dense model, split over the ranks; norms are nothing to it.
+
+    0 = not restated.
+    """
     model, ranks = replica.model, replica.tensor_parallel
     if not _is_dense(replica):
         return 0

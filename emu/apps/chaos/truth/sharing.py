@@ -2,7 +2,7 @@
 
 Restates docs/autoscale.md for several models: a replica loads only where no other is, and where a
 model has none, the one with the fewest requests for each of its replicas, of those that can spare
-one, shuts one for it.
+one, shuts one for it. Spares that make room go in the order in which they began to shut.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ class _Sharing:
         self._owner = {
             gpu: seat.replica for seat in tape.seats if seat.role not in _OUT for gpu in seat.gpus
         }
+        self._shut_ns: dict[int, int] = {}
+        """When each replica began to shut last, and when it became a spare."""
+        self._spare_ns: dict[int, int] = {}
         self._outstanding: Counter[str] = Counter()
         self._members: dict[str, list[int]] = defaultdict(list)
         for seat in tape.seats:
@@ -53,6 +56,7 @@ class _Sharing:
     def state(self, record: Record) -> None:
         """GPUs are taken, or free."""
         replica, before, after = record["replica"], record["from"], record["to"]
+        self._spare(record)
         self._states[replica] = after
         for gpu in self._tape.seats[replica].gpus:
             if before in _OUT and after not in _OUT:
@@ -65,6 +69,30 @@ class _Sharing:
                     )
             elif after in _OUT and self._owner.get(gpu) == replica:
                 del self._owner[gpu]
+
+    def _spare(self, record: Record) -> None:
+        """The spares of a model go in the order in which they began to shut."""
+        replica, before, after = record["replica"], record["from"], record["to"]
+        if after.startswith("shutting") and not before.startswith("shutting"):
+            self._shut_ns[replica] = record["at_ns"]
+        if after == "shutting_null":
+            self._spare_ns[replica] = record["at_ns"]
+            return
+        self._spare_ns.pop(replica, None)
+        if (before, after) != ("shutting_null", "inactive"):
+            return
+        served = self._tape.seats[replica].served
+        elder = [
+            other
+            for other, since_ns in self._spare_ns.items()
+            if self._tape.seats[other].served == served
+            and since_ns < record["at_ns"]
+            and self._shut_ns[other] < self._shut_ns[replica]
+        ]
+        self._tape.count("elder_spare")
+        if elder:
+            at_ns = record["at_ns"]
+            self._tape.say(f"T6: spare {replica} goes at {at_ns} ns before older ones: {elder}")
 
     def arrived(self, record: Record) -> None:
         """A request of a model is in the system."""

@@ -95,9 +95,11 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
 
 
 def _looks(rng: Rng, tables: Tables) -> None:
-    """An engine that looks for new requests now and then, in one world of four."""
+    """Rare looks for new requests, and few captured batches, each in one world of four."""
     if chance(rng, 0.25):
         tables["scheduler"]["scheduler_recv_interval"] = int(pick(rng, (2, 10, 30)))
+    if chance(rng, 0.25):
+        tables["scheduler"]["cuda_graph_max_bs"] = int(pick(rng, (1, 4, 24)))
 
 
 def _waits(rng: Rng, tables: Tables) -> None:

@@ -174,6 +174,8 @@ def _engine(rng: Rng, members: int) -> Tables:
     }
     if engine["redundant_experts"] == 8:
         engine["eplb_likeness"] = 0.5  # a plan that misses much
+    if engine["redundant_experts"] == 64 and engine["overlap"] == "none":
+        engine["eplb_algorithm"] = "global"
     if chance(rng, 0.4):
         engine["eplb_interval_s"] = float(pick(rng, (0.05, 0.5)))
         engine["expert_drift_s"] = float(pick(rng, (0.0, 1.0)))

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from emu.apps.chaos.worlds.cluster import draw_cluster
+from emu.apps.chaos.worlds.corners import draw_corners
 from emu.apps.chaos.worlds.drawing import Tables, chance, pick
 from emu.apps.chaos.worlds.engines import draw_engines
 from emu.apps.chaos.worlds.experts import draw_lost_ranks, draw_shared_experts
@@ -58,6 +59,31 @@ def is_newer(kind: Struct) -> bool:
     return issubclass(kind, RouterTable) and tag_of(kind) not in ROUTERS and not kind.asks
 
 
+def _made(seed: int, *, wide: bool, lost_ranks: bool) -> World | None:
+    """The world of a seed that is a stop of a tour, a scene, or a group that loses a rank."""
+    if not (wide or lost_ranks):
+        return None
+    rare = draw_lost_ranks(seed) if lost_ranks else None
+    tour = None if lost_ranks else draw_tour(seed) or draw_kinds(seed) or draw_corners(seed)
+    if rare is None and tour is None:
+        rare = draw_shared_experts(seed) or draw_rare(seed)
+    narrow = None if rare is not None else tour or draw_pressed(seed)
+    if rare is not None:
+        tables, lines, faults = rare
+    elif narrow is not None:
+        tables, lines = narrow
+    else:
+        return None
+    own = tables.get("recovery", {})
+    heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
+    tables["recovery"] |= own
+    form = tables.get("workload", {}).get("format")  # idle until the lines are in a file
+    drop_idle(tables)
+    if form:
+        tables["workload"]["format"] = form
+    return World(tables if rare is None else tables | {"faults": faults}, lines, heals)
+
+
 def draw_world(
     seed: int, *, requests_max: int = 60, wide: bool = True, lost_ranks: bool = False
 ) -> World:
@@ -67,27 +93,11 @@ def draw_world(
     a world's model, policy or costs take a plain one. `lost_ranks`: a group that shares experts
     and loses a rank (`experts.py`), whatever the seed.
     """
-    tour = (draw_tour(seed) or draw_kinds(seed)) if wide and not lost_ranks else None
-    rare = draw_lost_ranks(seed) if lost_ranks else None
-    if rare is None and wide and tour is None:
-        rare = draw_shared_experts(seed) or draw_rare(seed)
-    if rare is not None:
-        tables, lines, faults = rare
-        own = tables.get("recovery", {})
-        heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
-        tables["recovery"] |= own
-        drop_idle(tables)
-        return World(tables | {"faults": faults}, lines, heals)
-    narrow = (tour or draw_pressed(seed)) if wide else None
-    if narrow is not None:
-        tables, lines = narrow
-        own = tables.get("recovery", {})
-        heals = draw_recovery(rng_stream(seed, "chaos world"), tables)
-        tables["recovery"] |= own
-        drop_idle(tables)
-        return World(tables, lines, heals)
+    made = _made(seed, wide=wide, lost_ranks=lost_ranks)
+    if made is not None:
+        return made
     rng = rng_stream(seed, "chaos world")
-    tables = {"seed": seed}
+    tables: Tables = {"seed": seed}
     kind = pick(rng, KINDS_OF_CLUSTER)
     draw_cluster(rng, tables, kind)
     draw_policies(rng, tables, kind)

@@ -160,6 +160,8 @@ def _sglang(servers: Servers, side: Side, point: Point) -> RoleKeys:
             keys["max_prefill_tokens"] = side.prefill
         if side.pool:
             keys["num_blocks"] = side.pool // _PAGE_TOKENS
+    elif side.captured:
+        keys["cuda_graph_max_bs"] = side.captured
     engine: Keys = {}
     if side.exchange and servers.expert_parallel > servers.tensor_parallel:
         engine["all2all"] = side.exchange

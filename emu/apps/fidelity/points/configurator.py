@@ -61,6 +61,7 @@ def _sglang(point: Point, sequences: int) -> Keys:
         "disable_radix_cache": True,
         "ignore_eos": True,
         "max_running_requests": sequences,
+        "cuda_graph_max_bs": sequences,  # every size up to there is listed
     }
     if point.version < _MIXES:
         return keys | {"chunked_prefill_size": -1}
