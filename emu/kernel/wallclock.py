@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from emu.kernel.clock import Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.tasks import TaskKernel
 
@@ -36,17 +35,12 @@ class WallKernel(TaskKernel):
 
     `hold(at_ns)` keeps emulated time before an instant: something that came then is still being
     read. A machine that is too slow so delays the emulation, and never the arrivals in it.
-
-    Actors are tasks where some wait for the real world. Where none does (`waits_outside`), each has
-    its turn within `_advance`, as under simulated time: a turn of the event loop for each step of
-    a replica costs as much as the step.
     """
 
     def __init__(
         self,
         *,
         speed: float = 1.0,
-        waits_outside: bool = True,
         events_per_instant_max: int = 100_000,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         unix_s: Callable[[], float] = time.time,
@@ -54,7 +48,6 @@ class WallKernel(TaskKernel):
         """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare."""
         super().__init__(events_per_instant_max=events_per_instant_max)
         self.speed = speed
-        self._waits_outside = waits_outside
         self.lag_ns = 0
         self.lag_max_ns = 0
         self.has_real_clock = clock_ns is time.monotonic_ns
@@ -70,18 +63,6 @@ class WallKernel(TaskKernel):
         self._gives_way = self._comes_back = False
         self._turn_ns = 0
         """When the event loop was given a turn before a short wait."""
-
-    def _bring_to_life(self, actor: Actor) -> None:
-        if self._waits_outside:
-            super()._bring_to_life(actor)
-        else:
-            Kernel._bring_to_life(self, actor)
-
-    def _step(self, actor: Actor) -> None:
-        if self._waits_outside:
-            super()._step(actor)
-        else:
-            Kernel._step(self, actor)
 
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world forever."""

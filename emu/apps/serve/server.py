@@ -74,7 +74,6 @@ from emu.report.summary import write_summary
 from emu.runs.run_json import Began, run_json
 from emu.runs.runner import next_free, say_moved
 from emu.units import NS_PER_S, s_to_ns
-from emu.world import asks_outside
 
 if TYPE_CHECKING:
     from emu.apps.serve.engine_rpc import RpcPorts
@@ -188,7 +187,6 @@ class LiveServer:
             )
             clock = WallKernel(
                 speed=self.options.speed,
-                waits_outside=asks_outside(self.plan),
                 events_per_instant_max=self.config.limits.events_per_instant,
             )
             log = make_log(self.options.level, self.options.log_format)
