@@ -189,6 +189,8 @@ def test_models_tokens_and_health(tmp_path: Path) -> None:
         assert tokens["token_strs"] is None
         body = {"prompt": "ab", "return_token_strs": True}
         assert (await post("/tokenize", json=body)).json()["token_strs"] == ["a", "b"]
+        both = {"prompt": "ab", "messages": [{"role": "user", "content": 3}]}
+        assert (await post("/tokenize", json=both)).status_code == 400
         assert (await get("/load")).json() == {"server_load": 0}
         for path in ("/health", "/health/ready", "/health/live", "/ping", "/version"):
             assert (await get(path)).status_code == 200

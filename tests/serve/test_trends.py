@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
+
 from emu.apps.serve.trends import MERGED, POINTS_MAX, merged
 from tests.serve.live import Live, run, tables
 
@@ -27,11 +29,14 @@ def test_one_point_for_several_keeps_the_worst_and_counts_all() -> None:
 def test_a_session_is_kept_beyond_the_last_ten_minutes(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         trends = live.service.trends
-        point = trends.take()
+        point = {**trends.take(), "running": 1}
         before = len(trends.history())
         for second in range(POINTS_MAX + 3 * MERGED):
-            trends.keep({**point, "at_s": float(second), "ended": 1})
+            trends.keep({**point, "at_s": float(second), "ended": 1, "waiting": second % 7})
         found = (await live.client.get("/emu/history")).json()["points"]
+        document = (await live.client.get("/openapi.json")).json()
+        described = document["components"]["schemas"]["Points"]
+        jsonschema.validate({"points": found}, described)
         assert len(found) <= POINTS_MAX + 4 + MERGED + before
         times = [p["at_s"] for p in found][before:]
         assert times == sorted(times)

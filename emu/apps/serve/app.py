@@ -370,8 +370,8 @@ class Api:
         """Token ids of a prompt or of messages."""
         body = decode_body(await request.body(), TokenizeBody)
         self._check_model(body.model)
-        if body.prompt is None and body.messages is None:
-            raise ApiError(400, "give prompt or messages", param="prompt")
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
         text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
         tokenizer = self._service.tokenizer
         ids = tokenizer.encode(text).tolist()

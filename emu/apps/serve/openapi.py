@@ -26,6 +26,8 @@ Schema = dict[str, object]
 _STRING: Final = {"type": "string"}
 _NUMBER: Final = {"type": "number"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
+_MEAN: Final = {"type": "number", "minimum": 0}
+"""Of counts: points of a long session are thinned."""
 _FLAG: Final = {"type": "boolean"}
 _ANYTHING: Final = {"type": "object"}
 _DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
@@ -112,6 +114,7 @@ def _answers() -> Schema:
     }
     health = ["ready", "starting", "draining", "no_replica", "alive"]
     load = {"running": _COUNT, "waiting": _COUNT}
+    point = {"at_s": _NUMBER, **dict.fromkeys(load, _MEAN)}
     state = {"at_s": _NUMBER, "speed": _NUMBER, "is_ready": _FLAG, "outstanding": _COUNT}
     replica = _object({"id": _COUNT, "state": _STRING, **load})
     return {
@@ -131,7 +134,7 @@ def _answers() -> Schema:
         "Version": _object({"version": _STRING}),
         "Load": _object({"server_load": _COUNT}),
         "State": _object({**state, "replicas": _list(replica)}),
-        "Points": _object({"points": _list(_object({"at_s": _NUMBER, **load}))}),
+        "Points": _object({"points": _list(_object(point))}),
         "Request": _object(request),
         "Requests": _object(
             {"slowest": _list(_object(request)), "under_way": _list(_object(request))}
