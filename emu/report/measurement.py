@@ -216,7 +216,7 @@ def _read_bench(path: Path, result: Document) -> Measurement:
         tpot_ms=table[:, 2],
         e2e_ms=table[:, 3],
         itl_ms=np.array(gaps),
-        makespan_s=_makespan_s(result),
+        makespan_s=_makespan_s(path, result),
         figures={},
         anchor="client",
         skipped=len(lists["ttfts"]) - len(rows),
@@ -228,14 +228,14 @@ def _lengths(path: Path, key: str, values: list[Any]) -> NDArray[np.int64]:
     return np.array(read, dtype=np.int64)
 
 
-def _makespan_s(result: Document) -> float:
-    duration = result.get("duration")
-    return float(duration) if isinstance(duration, (int, float)) else 0.0
+def _makespan_s(path: Path, result: Document) -> float:
+    is_said = isinstance(result.get("duration"), (int, float))
+    return number_of(path, None, result, "duration") if is_said else 0.0
 
 
 def _bench_figures(path: Path, result: Document) -> Measurement:
     figures = {
-        (metric, label): float(result[f"{statistic}_{key}_ms"])
+        (metric, label): number_of(path, None, result, f"{statistic}_{key}_ms")
         for metric, key in _SUMMARY_METRICS.items()
         for statistic, label in _SUMMARY_STATISTICS.items()
         if isinstance(result.get(f"{statistic}_{key}_ms"), (int, float))
@@ -254,7 +254,7 @@ def _bench_figures(path: Path, result: Document) -> Measurement:
         tpot_ms=empty,
         e2e_ms=empty,
         itl_ms=empty,
-        makespan_s=_makespan_s(result),
+        makespan_s=_makespan_s(path, result),
         figures=figures,
         anchor="client",
         skipped=failed if isinstance(failed, int) else 0,

@@ -187,7 +187,7 @@ def names_of(directory: Path, content: Document) -> Names:
     """Where the names of a run lead: from where it was started, or from here if that is gone."""
     way = os.path.expanduser(content["started_in"])
     place = Path(os.path.normpath(directory.resolve() / way)) if way else Path.cwd()
-    return Names(place if place.is_dir() else Path.cwd())
+    return Names(place if os.path.isdir(place) else Path.cwd())  # too long a name is gone as well
 
 
 def _inputs(directory: Path, config: Document, names: Names, recorded: dict[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from emu.apps.chaos.command import read_world
 from emu.apps.fidelity.inferenceperf import find_inference_perf
 from emu.apps.fidelity.points.table import read_points
+from emu.apps.learn.fields import number_of
 from emu.apps.learn.levels import read_benchmarks
 from emu.apps.shared.settings import settings_of
 from emu.apps.study.studyfile import load_study
@@ -21,6 +22,7 @@ from emu.config.input_files import read_file
 from emu.errors import InputError
 from emu.report.measurement import read_measurement
 from emu.report.rundata import read_run
+from emu.runs.again import names_of
 from emu.runs.store import Store
 from tests.chaos.fuzz_readers import campaign, mutate, revalue
 from tests.fidelity.test_points import COLUMNS, HEADER, ROW
@@ -54,6 +56,8 @@ def refused(tmp_path: Path, text: bytes | str, name: str = "file") -> Path:
 
 
 DEEP = "[" * 3000
+HUGE = 10**400
+"""An integer that no float holds."""
 
 
 @pytest.mark.parametrize("reader", [load_sweep, load_study, read_world])
@@ -80,6 +84,7 @@ def test_ranges_without_an_end_are_refused(tmp_path: Path) -> None:
         SGLANG | {"max_concurrency": 2**31},
         VLLM | {"start_times": [10**30, 1, 2]},
         {"benchmarks": [{"requests": {"successful": GUIDELLM["benchmarks"][0]["requests"]["successful"], "errored": 1.5}}]},
+        {"benchmarks": [GUIDELLM["benchmarks"][0] | {"config": {"strategy": {"type_": "constant", "rate": HUGE}}}]},
     ],
 )  # fmt: skip
 def test_a_bench_with_odd_counts_is_still_read(tmp_path: Path, whole: object) -> None:
@@ -104,6 +109,8 @@ def test_wrong_shapes_of_benches_are_told(tmp_path: Path, whole: object, problem
     [
         VLLM | {"errors": 5},
         VLLM | {"ttfts": 5},
+        VLLM | {"duration": HUGE},
+        {"mean_ttft_ms": HUGE},
         VLLM | {"output_lens": [3, 10**30, 0]},
         VLLM | {"itls": [[1e308, 1e308], [0.02], []]},
         OBSERVE[0] | {"output_toks": 1e300},
@@ -114,6 +121,17 @@ def test_wrong_shapes_of_benches_are_told(tmp_path: Path, whole: object, problem
 def test_measurements_out_of_range_are_refused(tmp_path: Path, whole: object) -> None:
     with pytest.raises(InputError, match="file"):
         read_measurement(refused(tmp_path, json.dumps(whole)))
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(InputError, match="file:3: a: expected a number"):
+        number_of("file", 3, {"a": HUGE}, "a")
+
+
+def test_a_run_that_was_started_in_too_long_a_place_is_one_whose_place_is_gone(
+    tmp_path: Path,
+) -> None:
+    assert names_of(tmp_path, {"started_in": "a" * 300}).of(Path.cwd() / "x.csv") == "x.csv"
 
 
 def test_point_tables_with_bad_bytes_and_short_rows_are_read(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
+import sys
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -54,10 +54,16 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
         return sum(r.e2e_s for r in self.requests) / max(ends, 1e-9)
 
 
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that a float can hold."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
+
+
 def number_of(source: str, line: int | None, holder: Any, key: str, field: str = "") -> float:
     """A finite number of an object. Raises InputError with its place."""
     value = holder.get(key) if isinstance(holder, dict) else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
+    if is_finite(value):
         return float(value)
     problem = "missing" if value is None else f"expected a number, got {shown(value)}"
     raise InputError(source, line, field or key, problem)

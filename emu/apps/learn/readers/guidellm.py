@@ -11,6 +11,7 @@ from emu.apps.learn.fields import (
     check_times,
     count_of,
     from_first,
+    is_finite,
     number_of,
 )
 from emu.documents import Document
@@ -48,7 +49,7 @@ def _strategy(strategy: Any) -> str:
         return ""
     kind = str(strategy.get("type_") or strategy.get("kind") or strategy.get("type") or "")
     amount = strategy.get("rate") or strategy.get("streams") or strategy.get("max_concurrency")
-    return f"{kind} {amount:g}".strip() if isinstance(amount, (int, float)) else kind
+    return f"{kind} {amount:g}".strip() if is_finite(amount) else kind
 
 
 def _table(entry: Any, key: str) -> Document:
