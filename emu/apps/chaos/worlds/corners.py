@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.forms import FORMS
-from emu.apps.chaos.worlds.narrow import burst, cached, share_prefixes, small_world
+from emu.apps.chaos.worlds.narrow import burst, cached, later_half, share_prefixes, small_world
 from emu.apps.chaos.worlds.visits import known_prompts, layers
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
@@ -133,8 +133,7 @@ def _group(rng: Rng, tables: Tables) -> Lines:
     cache = "disable_radix_cache" if policy == tag_of(SglangTable) else "enable_block_reuse"
     tables["scheduler"][cache] = cache.startswith("disable")
     lines = burst(rng, int(rng.integers(10, 25)), (5, 200), (1, 60))
-    for line in lines[len(lines) // 2 :]:
-        line["arrival_time_ns"] += int(pick(rng, (100, 900))) * _MS
+    later_half(rng, lines)
     return lines
 
 
@@ -224,9 +223,7 @@ def _helpers(rng: Rng, tables: Tables) -> Lines:
     ]
     tables["latency"] = {"backend": "linear", "base_us": 2000.0, "per_token_us": 60.0}
     lines = burst(rng, int(rng.integers(40, 80)), (200, 800), (2, 10))
-    for index, line in enumerate(lines):
-        line["arrival_time_ns"] += index * int(pick(rng, (0, 30, 60))) * _MS
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return _apart(rng, lines, (0, 30, 60))
 
 
 def _trees(rng: Rng, tables: Tables) -> Lines:
@@ -252,9 +249,14 @@ def _trees(rng: Rng, tables: Tables) -> Lines:
         }
     lines = burst(rng, int(rng.integers(20, 40)), (10, 150), (1, 30))
     share_prefixes(rng, lines)
+    return _apart(rng, lines, (0, 30))
+
+
+def _apart(rng: Rng, lines: Lines, gaps_ms: Sequence[int]) -> Lines:
+    """Each line by its place times one of the gaps later, in order of arrival."""
     for index, line in enumerate(lines):
-        line["arrival_time_ns"] += index * int(pick(rng, (0, 30))) * _MS
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+        line["arrival_time_ns"] += index * int(pick(rng, gaps_ms)) * _MS
+    return by_arrival(lines)
 
 
 def _tiers(rng: Rng, tables: Tables) -> Lines:
@@ -283,4 +285,4 @@ def _loads_and_prompts(rng: Rng, tables: Tables) -> Lines:
     for index, line in enumerate(lines):
         line["arrival_time_ns"] = index * int(pick(rng, (1, 4))) * _MS
         line["output_toks"] = len(line["output_tok_ids"])
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.narrow import burst
 from emu.config.schema import HpaTable, VllmTable
 from emu.config.tables import tag_of
@@ -54,7 +54,7 @@ def shared_gpus(rng: Rng, tables: Tables) -> list[Tables]:
             line["arrival_time_ns"] += round(begin_s * 1e9)
             line["model"] = pick(rng, names)
             lines.append(line)
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival(lines)
 
 
 def _starved(rng: Rng, tables: Tables) -> list[Tables]:
@@ -74,4 +74,4 @@ def _starved(rng: Rng, tables: Tables) -> list[Tables]:
     for line in burst(rng, 4, (10, 100), (5, 60)):
         line["arrival_time_ns"] += 200_000_000
         lines.append(line | {"model": "m2"})
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival(lines)

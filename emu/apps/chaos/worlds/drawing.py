@@ -24,3 +24,8 @@ def pick(rng: Rng, values: Sequence[T]) -> T:
 def chance(rng: Rng, probability: float) -> bool:
     """True with this probability."""
     return float(rng.random()) < probability
+
+
+def by_arrival(lines: Sequence[Tables]) -> list[Tables]:
+    """The lines of a workload in the order in which a file has them."""
+    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))

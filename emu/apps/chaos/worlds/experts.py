@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.faults import fault_on
 from emu.config.schema import TensorrtLlmTable
 from emu.config.tables import tag_of
@@ -193,7 +193,7 @@ def _lines(rng: Rng) -> list[Tables]:
         for begin_s in (0.0, float(pick(rng, (0.1, 0.5, 3.0))))
         for index in range(int(rng.integers(4, 30)))
     ]
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival(lines)
 
 
 def _faults(rng: Rng, members: int) -> list[Tables]:

@@ -1,6 +1,7 @@
 """The lines of a world as a file: in the emulator's own format, or in one of a trace.
 
-What a format has no place for is not written, so that such a world draws none of it.
+What a format has no place for is not written, so that such a world draws none of it. The writers of
+`emu workload` are not called: what they and the readers have wrong alike would not be seen.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Each is narrow: it draws the keys that its rules read, and leaves the rest as it
 
 from __future__ import annotations
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.models import draw_engine_states
 from emu.config.engine_words import ENGINES
 from emu.config.schema import (
@@ -56,6 +56,12 @@ def burst(rng: Rng, count: int, prompts: tuple[int, int], outputs: tuple[int, in
             }
         )
     return lines
+
+
+def later_half(rng: Rng, lines: list[Tables]) -> None:
+    """Each of the second half of the lines comes a tenth of a second later, or nearly a whole."""
+    for line in lines[len(lines) // 2 :]:
+        line["arrival_time_ns"] += int(pick(rng, (100_000_000, 900_000_000)))
 
 
 def share_prefixes(rng: Rng, lines: list[Tables]) -> None:
@@ -245,8 +251,7 @@ def cached(rng: Rng, tables: Tables) -> list[Tables]:
         line["input_tok_ids"] = [first + at for at in range(line["input_toks"])]
         own = first + line["input_toks"] if chance(rng, 0.5) else 500_000 + index * 1000
         line["output_tok_ids"] = [own + at for at in range(line["output_toks"])]
-    lines.sort(key=lambda line: int(line["arrival_time_ns"]))
-    return lines
+    return by_arrival(lines)
 
 
 def featured(rng: Rng, tables: Tables) -> list[Tables]:

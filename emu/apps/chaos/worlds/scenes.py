@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.faults import fault_on
 from emu.apps.chaos.worlds.policies import FCFS, HPA
 from emu.apps.chaos.worlds.scaling import WITH_COPIES
@@ -134,8 +134,11 @@ def draw_rare(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
         return None
     scene = Scene(rng, seed)
     pick(rng, _SCENES)(scene)
-    scene.lines.sort(key=lambda line: line["arrival_time_ns"])
-    return scene.tables, scene.lines, sorted(scene.faults, key=lambda fault: fault["at_s"])
+    return (
+        scene.tables,
+        by_arrival(scene.lines),
+        sorted(scene.faults, key=lambda fault: fault["at_s"]),
+    )
 
 
 def _live(scene: Scene) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from emu.apps.chaos.worlds.crowded import shared_gpus
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
 from emu.apps.chaos.worlds.experts import lost_rank
 from emu.apps.chaos.worlds.models import HYBRIDS
 from emu.apps.chaos.worlds.narrow import (
@@ -192,7 +192,7 @@ def _loops(rng: Rng, tables: Tables) -> list[Tables]:
         line["arrival_time_ns"] *= int(pick(rng, (1, 3)))
         if chance(rng, 0.6):
             line["deadline_ns"] = int(pick(rng, (50_000_000, 2_000_000_000)))
-    lines.sort(key=lambda line: int(line["arrival_time_ns"]))
+    lines = by_arrival(lines)
     asked: Sequence[Tables] = (
         {"concurrency": 3},
         {"upscale": 2, "rate_per_s": 50.0},

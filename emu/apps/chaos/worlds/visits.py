@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from typing import Final
 
-from emu.apps.chaos.worlds.drawing import Rng, Tables, chance, pick
-from emu.apps.chaos.worlds.narrow import burst, cached
+from emu.apps.chaos.worlds.drawing import Rng, Tables, by_arrival, chance, pick
+from emu.apps.chaos.worlds.narrow import burst, cached, later_half
 from emu.apps.chaos.worlds.policies import SCHEDULERS
 from emu.apps.chaos.worlds.scaling import WITH_COPIES
 from emu.config.schema import (
@@ -59,7 +59,7 @@ def rounds(rng: Rng, tables: Tables) -> list[Tables]:
     late = burst(rng, int(rng.integers(2, 10)), (10, 200), (1, 100))
     for line in late:
         line["arrival_time_ns"] += int(pick(rng, (50_000_000, 200_000_000, 500_000_000)))
-    return sorted([*lines, *late], key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival([*lines, *late])
 
 
 def tenants(rng: Rng, tables: Tables) -> list[Tables]:
@@ -82,7 +82,7 @@ def tenants(rng: Rng, tables: Tables) -> list[Tables]:
         line["tenant"] = f"t{tenant}"
         line["output_toks"] += 15 * tenant
         line["arrival_time_ns"] *= int(pick(rng, (1, 3)))
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    return by_arrival(lines)
 
 
 def known_prompts(rng: Rng, tables: Tables) -> list[Tables]:
@@ -156,9 +156,8 @@ def waves(rng: Rng, tables: Tables) -> list[Tables]:
     if chance(rng, 0.4):
         tables["latency"] = {"backend": tag_of(RooflineTable), "front_end": False}
     lines = burst(rng, int(rng.integers(6, 20)), (5, 200), (1, 60))
-    for line in lines[len(lines) // 2 :]:
-        line["arrival_time_ns"] += int(pick(rng, (100_000_000, 900_000_000)))
-    return sorted(lines, key=lambda line: int(line["arrival_time_ns"]))
+    later_half(rng, lines)
+    return by_arrival(lines)
 
 
 def struck_links(rng: Rng, tables: Tables) -> list[Tables]:
