@@ -29,11 +29,8 @@ class Leaving:
         self._came_ns: dict[int, list[int]] = defaultdict(list)
         self._took_ns: dict[tuple[int, int], int] = {}
         """What the iteration took that ended at a replica at an instant."""
-        self._rates: dict[str, int] = {}
+        self._rates = {link: changes[0][1] for link, changes in tape.link_rates().items()}
         """Of each link as it was at first; faults may strike at the first instant."""
-        for record in tape.by_event["link"]:
-            if not record["at_ns"] and "bytes_per_s" in record:
-                self._rates.setdefault(str(record["link"]), int(record["bytes_per_s"]))
         self._sent: set[int] = set()
         """Rows whose KV has set out once."""
         self._odd: set[int] = set()

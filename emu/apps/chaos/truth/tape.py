@@ -78,6 +78,14 @@ class Tape:
             return self.by_event[events[0]]
         return [record for record in self.records if record["event"] in events]
 
+    def link_rates(self) -> dict[str, list[tuple[int, int]]]:
+        """(ns, bytes per second) of each link: at the start, then each change in order."""
+        told: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for record in self.by_event["link"]:
+            if "bytes_per_s" in record:
+                told[record["link"]].append((record["at_ns"], record["bytes_per_s"]))
+        return told
+
     def replay(self, handlers: Mapping[str, Callable[[Record], None]]) -> None:
         """Give each record, in order, to the handler of its event, if there is one."""
         for record in self.records:

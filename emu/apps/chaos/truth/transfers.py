@@ -78,10 +78,7 @@ class Transfers:
     def _rates(self) -> list[tuple[int, dict[str, float]]]:
         """Rates at the start, and every change of one, by the configuration; told ones agree."""
         tape = self._tape
-        told: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for record in tape.by_event["link"]:
-            if "bytes_per_s" in record:
-                told[record["link"]].append((record["at_ns"], record["bytes_per_s"]))
+        told = tape.link_rates()
         wanted = self._configured()
         edges: dict[int, dict[str, float]] = defaultdict(dict)
         for link, changes in told.items():
