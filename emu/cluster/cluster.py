@@ -6,7 +6,7 @@ carrier of transfers, and the recorder. Decides nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.autoscale.ports import Waiting
@@ -370,7 +370,7 @@ class Cluster:
         """A running request has moved."""
         self.recorder.moved_live(LiveMove(request, source, destination, started_ns, stop_ns))
 
-    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         """Called only where the history or the port wants every token."""
         if self._tokens is not None:
             self._tokens(replica_id, receivers)

@@ -8,7 +8,7 @@ has nothing plugged in, and then nothing is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.replica.ports import BatchSink
@@ -124,7 +124,7 @@ class Ports(NamedTuple):
     """Told of everything that happens, in this order, after the files of the run."""
     batches: BatchSink | None = None
     """Told of every batch that has ended; it does not forbid leaps."""
-    tokens: Callable[[int, Iterable[Request]], None] | None = None
+    tokens: Callable[[int, list[Request]], None] | None = None
     """Told of every token, which forbids leaps: (replica, requests that received one now)."""
     leap: bool | None = None
     """False: one iteration after another; None: as `scheduler.leap` says."""

@@ -20,7 +20,7 @@ replicas (`placement`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -94,6 +94,9 @@ class Links:
     def __getitem__(self, index: int) -> LinkSpec:
         kind, rate, latency_ns = self._figures[index]
         return LinkSpec(index, f"{self._owners[index]}.{kind}", kind, rate, latency_ns)
+
+    def __iter__(self) -> Iterator[LinkSpec]:
+        return map(self.__getitem__, range(len(self._figures)))
 
     def __len__(self) -> int:
         return len(self._figures)

@@ -155,7 +155,7 @@ class Observers(Protocol):
         """Told of each batch when a replica (its id) has formed it, if anything wants to know."""
         ...
 
-    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         """These requests received a token now; those whose last it is end after this."""
         ...
 

@@ -191,7 +191,7 @@ class History:
 
     def links(self, topology: Topology) -> None:
         """What the links carry at the start."""
-        for link in map(topology.links.__getitem__, range(len(topology.links))):
+        for link in topology.links:
             self.add(0, "link", link=link.name, bytes_per_s=link.bytes_per_s)
 
     def transfer(

@@ -204,15 +204,19 @@ class RunningSet:
             if running.is_alive and target >= running.request.reached_tokens
         ]
         if batch is self.leaping:
-            changes = self.cohort.changes
-            if changes != self._of_cohort[0]:
-                members = [one.request for one in self.requests.values() if one.in_cohort]
-                self._of_cohort = (changes, members)
             if not receivers:
-                return self._of_cohort[1]  # the same list, as long as it has the same members
+                return self._cohort_requests()
             receivers += [running for running in self.requests.values() if running.in_cohort]
             receivers.sort(key=admission)
         return [running.request for running in receivers]
+
+    def _cohort_requests(self) -> list[Request]:
+        """Those of the cohort's members: the same list, as long as these are the same."""
+        changes = self.cohort.changes
+        if changes != self._of_cohort[0]:
+            members = [one.request for one in self.requests.values() if one.in_cohort]
+            self._of_cohort = (changes, members)
+        return self._of_cohort[1]
 
     def members(self, batch: Batch) -> list[tuple[Request, int, int]]:
         """(request, tokens computed before, new tokens) of each member of a batch just formed."""

@@ -79,7 +79,7 @@ class FakeObservers:
         self.history: StepSink | None = None
         self.on_formed = on_formed
 
-    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         """Is never called: nothing streams."""
         raise AssertionError("nothing follows tokens")
 

@@ -295,7 +295,7 @@ class Stage:
         return found
 
     # --- the ports ------------------------------------------------------------------------------
-    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         raise AssertionError("no one follows tokens")
 
     def send(self, source: Any, destination: Any, size_bytes: int, **rest: Any) -> Sent:

@@ -11,7 +11,7 @@ and no more. Finished exchanges are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -307,17 +307,16 @@ class LiveCluster(Observer):
         """Answers under way."""
         return len(self._choices) + self._entering
 
-    def _on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
+    def _on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
         stream = self.replicas[replica_id].books.stream
         delay_ns = 0 if stream is None else stream.delay_ns
         now_ns = self.kernel.now_ns
-        made = receivers if isinstance(receivers, list) else list(receivers)
         begun = partial(self._begun, replica_id, delay_ns)
-        takers = self._takers[replica_id].take_up(made, self._changes, begun)
+        takers = self._takers[replica_id].take_up(receivers, self._changes, begun)
         sinks = self._sinks[replica_id]
         for stats in sinks:
-            stats.generated_sum += len(made)
+            stats.generated_sum += len(receivers)
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)
         elif takers:
