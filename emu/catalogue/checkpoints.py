@@ -49,6 +49,7 @@ _STORED: Final = {
     "bf16": Stored("bfloat16"),
     "fp16": Stored("float16"),
 }
+_WIDE: Final = ("bf16", "fp16")
 _PER_CHANNEL: Final = ("redhatai", "neuralmagic", "nvidia", "amd")
 """Owners whose `-FP8` has a scale for each tensor or channel; that of others: for a block."""
 _PARTLY_WIDE: Final = ("meta-llama",)
@@ -112,11 +113,20 @@ def as_named(spec: ModelSpec, name: str, source: str, field: str) -> ModelSpec:
 
 
 def check_dtype(spec: ModelSpec, dtype: str, source: str, field: str = "model.dtype") -> None:
-    """Raises InputError where a configured type of weights contradicts the checkpoint's name."""
+    """Raises InputError where a configured type of weights contradicts the checkpoint's name.
+
+    Or where nothing is configured, and the name has narrow weights that its config.json lacks.
+    """
     base, words = split_name(spec.name)
-    if dtype == "auto" or not words or words not in _STORED:
+    if not words:
         return
-    says = spec.linear_dtype or spec.dtype
+    if dtype == "auto" and words not in _WIDE and not (spec.linear_dtype or spec.expert_dtype):
+        problem = f"the name {spec.name!r} says -{words}, and its config.json nothing of it "
+        problem += "(hf_quant_config.json belongs beside it); set model.dtype"
+        raise InputError(source, None, "model.hf_config", problem)
+    if dtype == "auto" or words not in _STORED:
+        return
+    says = spec.linear_dtype or _STORED[words].weights
     if not is_alike(says, dtype):
         problem = f"{dtype} contradicts the name {spec.name!r}, whose weights are {says}; "
         problem += f"leave it out, or name {base!r}"
