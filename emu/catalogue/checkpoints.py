@@ -52,6 +52,9 @@ _STORED: Final = {
 _WIDE: Final = ("bf16", "fp16")
 _PER_CHANNEL: Final = ("redhatai", "neuralmagic", "nvidia", "amd")
 """Owners whose `-FP8` has a scale for each tensor or channel; that of others: for a block."""
+_NARROW_KV: Final = ("nvidia",)
+"""Owners whose checkpoints of 8 and 4 bits ask for keys and values of 8 bits, which engines take by
+themselves: those of Llama, and eight of ten configurations at hand (not DeepSeek-V4)."""
 _PARTLY_WIDE: Final = ("meta-llama",)
 """Owners whose `-FP8` keeps attention, and some layers, wide."""
 _WORD: Final = (
@@ -108,7 +111,7 @@ def as_named(spec: ModelSpec, name: str, source: str, field: str) -> ModelSpec:
         spec,
         linear_dtype=stored.weights,
         expert_dtype=stored.weights if spec.experts is not None else "",
-        published_kv_dtype=stored.kv_cache,
+        published_kv_dtype="fp8" if owner in _NARROW_KV else stored.kv_cache,
     )
 
 

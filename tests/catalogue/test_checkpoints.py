@@ -46,9 +46,27 @@ def test_an_fp8_name_halves_the_weights_and_keeps_its_suffix():
     assert sizes.parameter_count(wide) == sizes.parameter_count(narrow)
 
 
-def test_a_name_may_say_the_type_of_the_kv_cache():
-    spec = lookup_model("amd/Llama-3.1-8B-Instruct-FP8-KV")
-    assert sizes.kv_dtype(spec, "auto", "auto") == "fp8"
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("amd/Llama-3.1-8B-Instruct-FP8-KV", "fp8"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "fp8"),
+        ("nvidia/Qwen3-32B-NVFP4", "fp8"),
+        ("nvidia/DeepSeek-R1-FP4", "fp8"),
+        ("RedHatAI/Qwen3-32B-NVFP4", "bfloat16"),
+        ("Llama-3.3-70B-Instruct-NVFP4", "bfloat16"),
+    ],
+)
+def test_a_name_may_say_the_type_of_the_kv_cache(name, kept):
+    assert sizes.kv_dtype(lookup_model(name), "auto", "auto") == kept
+
+
+def test_a_suffix_of_releases_is_no_other_checkpoint():
+    """Kimi-K2-Thinking was published in 4 bits, Kimi-K2-Instruct in 8."""
+    spec = lookup_model("moonshotai/Kimi-K2-Thinking")
+    assert spec.expert_dtype == "int4_g32"
+    assert set(map(spec.kept_wide, range(spec.layers))) == {frozenset(("mixer", "mlp", "shared"))}
+    assert sum(sizes.stage_weight_bytes(spec)) / 1e9 == pytest.approx(594.2, rel=0.002)
 
 
 @pytest.mark.parametrize(
