@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from emu.catalogue.model import Quantization
 from emu.catalogue.reader import ConfigReader, HfConfig
 
 # Names of modules that stand for each part of a layer; a pattern that matches one of them keeps
@@ -30,16 +29,6 @@ _PART_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _PREFIXES: Final = ("model.layers.{0}.", "model.language_model.layers.{0}.",
                     "language_model.model.layers.{0}.", "backbone.layers.{0}.")  # fmt: skip
-
-
-class Quantization(msgspec.Struct, frozen=True):
-    """What a checkpoint stores its matrices as; empty types = as its activations."""
-
-    linear_dtype: str = ""
-    expert_dtype: str = ""
-    unquantized: tuple[frozenset[str], ...] = ()
-    """For each layer the parts that stay wide; empty = none."""
-    kv_cache_dtype: str = ""
 
 
 def read_quantization(

@@ -127,9 +127,12 @@ def _known(driver: Driver, rows: Sequence[Row], source: str) -> list[str]:
             output_tokens=figures["total_output_tokens"] / count,
         )
         lines[where] = known_line(config, plan, shape)
-    if len(lines) == 1:
-        lines = {"the first point": line for line in lines.values()}
-    return [f"engine at {where}: {line}" for where, line in lines.items() if line]
+    is_one = len(lines) == 1
+    return [
+        f"engine at {'the first point' if is_one else where}: {line}"
+        for where, line in lines.items()
+        if line
+    ]
 
 
 def _roles(base: Base, fixed: Document, rows: Sequence[Row]) -> list[str]:
