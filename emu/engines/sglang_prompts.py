@@ -4,7 +4,7 @@ Owns what `server_args.py` (0.5.10, 0.5.14) and `arg_groups/cuda_graph_hook.py` 
 where nothing is said. 0.5.10 and 0.5.14 compile the pieces, which many servers cannot; 0.5.23 only
 cuts its capture where it must.
 
-Left out, because emu has no such servers on SGLang: adapters, pipelines, torch.compile, context
+Left out, because emu has no such servers on SGLang: pipelines, torch.compile, context
 parallelism and deterministic inference. A host copy of KV (HiCache) switches 0.5.10 and 0.5.14 off,
 too, and is not looked at.
 """
@@ -28,8 +28,8 @@ _HYBRID: Final = ("qwen3_next",)
 _DELTA: Final = ("kimi_linear",)
 _MULTIMODAL: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3")
 _MULTIMODAL_CUT: Final = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
-"""Models of text and images that 0.5.23 captures. Gemma 3's and Llama 4's images are off unless a
-server asks for them."""
+"""Multimodal models that 0.5.23 captures. Gemma 3 and Llama 4 serve text alone unless a server is
+told otherwise."""
 _DEEPSEEK_V3: Final = ("deepseek_v3", "kimi_k2")
 """Types that its class for DeepSeek-V3 serves."""
 _GENERATED_EXPERTS: Final = ("fp8", "fp8_block", "nvfp4")

@@ -10,7 +10,9 @@ import pytest
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import SglangTable
+from emu.engines.bundle import Deployment
 from emu.engines.registry import engine_named, nearest_version
+from emu.engines.sglang_prompts import captured_prompt_tokens
 from emu.errors import InputError
 from emu.latency.engine import ANY_TOKENS, padded, padded_prompts
 from emu.runs.run_json import with_limits
@@ -146,22 +148,10 @@ def test_prompts_are_captured_where_the_version_can(
 
 
 def test_drafts_keep_prompts_out_of_graphs_before_the_newest_version() -> None:
-    found = []
-    for version in ("0.5.14", "0.5.23"):
-        tables = {
-            "engine": {"name": "sglang", "version": version},
-            "scheduler": {
-                "speculative_config": {
-                    "method": "ngram",
-                    "num_speculative_tokens": 2,
-                    "acceptance_rate": 0.7,
-                }
-            },
-        }
-        engine = make_plan(config_from_dict(tables)).replicas[0].engine
-        assert engine is not None
-        found.append(engine.prompt_graph_tokens_max)
-    assert found == [0, ANY_TOKENS]
+    one = replica("H200-SXM-141GB")
+    there = Deployment(gpu=one.gpu, model=one.model, ranks=1, drafts="mtp", scheduler=one.scheduler)
+    assert captured_prompt_tokens("0.5.14", there) == 0
+    assert captured_prompt_tokens("0.5.23", there) == ANY_TOKENS
 
 
 def test_other_programs_name_versions_in_full() -> None:
