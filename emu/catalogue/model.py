@@ -176,8 +176,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             experts=self.experts if has_experts else None,
             experts_gated=self.gated_mlp,
             norm_params=norms,
-            unquantized=self.unquantized[layer_index] if self.unquantized else frozenset(),
+            unquantized=self.kept_wide(layer_index),
         )
+
+    def kept_wide(self, layer_index: int) -> frozenset[str]:
+        """The parts of a layer that a quantized checkpoint keeps wide."""
+        if self.special_layers:
+            return self.special_layers[layer_index].unquantized
+        return self.unquantized[layer_index] if self.unquantized else frozenset()
 
     def is_window_layer(self, layer_index: int) -> bool:
         """Whether a layer's attention sees a window only."""

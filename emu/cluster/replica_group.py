@@ -377,7 +377,7 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
-        check_dtype(spec, table.dtype, source)
+    check_dtype(spec, table.dtype, source)
     return spec
 
 
