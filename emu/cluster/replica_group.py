@@ -5,7 +5,7 @@ Its replicas are alike but for where they stand, and so perhaps in their GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -196,15 +196,20 @@ def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
     return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
 
 
+def draft_method_of(features: Sequence[Feature], scheduler: SchedulerTable) -> str:
+    """Where drafts come from that steps verify; empty = they verify none."""
+    methods = (one.draft_method(scheduler) for one in features)
+    return next(filter(None, methods), "")
+
+
 def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
-    methods = [one.draft_method(group.scheduler) for one in group.features]
     server = Server(
         gpu=gpu,
         max_model_tokens=group.max_model_tokens,
         ranks=table.tensor_parallel * table.pipeline_parallel,
-        drafts=next(filter(None, methods), ""),
+        drafts=draft_method_of(group.features, group.scheduler),
     )
     scheduler = filled(group.scheduler, group.bound, server)
     if table.role != "decode":  # with the defaults of the GPU

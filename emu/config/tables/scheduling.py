@@ -80,7 +80,7 @@ class EngineTable(ExpertKeys, kw_only=True, frozen=True):
     version: Annotated[
         str,
         doc(
-            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; tensorrt-llm: 1.0, 1.1, 1.2 or 1.3; empty = the newest, or that of the learned file."
+            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.10, 0.5.14 or 0.5.23; tensorrt-llm: 1.0, 1.1, 1.2 or 1.3; empty = the newest, or that of the learned file."
         ),
     ] = ""
     learned: Annotated[
@@ -340,7 +340,7 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     ] = "auto"
     page_overhead: Annotated[
         Literal["auto", "on", "off"],
-        doc("Admission charges a page more per request; auto = from 0.5.14 on."),
+        doc("Admission charges a page more per request; auto = from 0.5.10 on."),
     ] = "auto"
     full_stops_chunks: Annotated[
         Literal["auto", "on", "off"],

@@ -11,7 +11,7 @@ The request that exceeds the chunk budget is cut there; its next piece goes firs
 With `ignore_eos` and no prefix cache the lengths of all outputs are known: then requests are taken
 as long as the pool would suffice at every end of one, in order of their ends (`_fits_to_the_end`).
 
-Lengths are cut to whole pages where SGLang does; 0.5.14 charges one page more for each request.
+Lengths are cut to whole pages where SGLang does; 0.5.10 charges one page more for each request.
 """
 
 from __future__ import annotations

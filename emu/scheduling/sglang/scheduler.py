@@ -33,7 +33,7 @@ that has nothing else to do polls on, and takes it at once; one whose group goes
 **Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
 asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
 tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
-0.5.9 there is no overlap beside drafts.
+0.5.10 there is no overlap beside drafts.
 
 **Leaps.** A promise is a run of decodes in which no request ends, none is waiting or the batch is
 full, and no page can be lacking. Decodes advance together in the cohort
