@@ -67,6 +67,9 @@ def _drafts(rng: Rng, tables: Tables) -> None:
         return
     for feature in all_features():
         feature.draw_engine(rng, tables)
+    scheduler = tables["scheduler"]
+    if scheduler["policy"] == tag_of(SglangTable):
+        scheduler["enable_spec_v2"] = chance(rng, 0.3)
 
 
 def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
