@@ -72,8 +72,8 @@ _FUSED_SHARED: Final[Mapping[str, tuple[int, ...]]] = {
     "glm4_moe": (128, 160),
 }
 """Models whose one shared expert is fused with the routed ones -> routed experts they may have."""
-_OVERHEAD_SINCE: Final = ("0.5.10", "0.5.14", "0.5.23")
-_JOINS_SINCE: Final = _OVERHEAD_SINCE
+_OVERHEAD: Final = {"0.5.10": "taken", "0.5.14": "on", "0.5.23": "on"}
+_JOINS_SINCE: Final = ("0.5.10", "0.5.14", "0.5.23")
 _DRAFTS_OVERLAP_SINCE: Final = ("0.5.14", "0.5.23")
 _CHUNKS_STOP: Final = "0.5.9"
 _BESIDE_PROMPTS: Final = 3.0
@@ -211,7 +211,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
     page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
     drafts = server.drafts
     fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph, drafts)
-    overhead = "on" if version in _OVERHEAD_SINCE else "off"
+    overhead = _OVERHEAD.get(version, "off")
     stops = "on" if version == _CHUNKS_STOP else "off"
     return msgspec.structs.replace(
         table,
@@ -223,7 +223,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
         max_running_requests=table.max_running_requests
         or (_DRAFTING_REQUESTS if drafts else _MAX_RUNNING_REQUESTS),
         disable_overlap_schedule=table.disable_overlap_schedule
-        or (bool(drafts) and version not in _DRAFTS_OVERLAP_SINCE),
+        or (bool(drafts) and not (table.enable_spec_v2 or version in _DRAFTS_OVERLAP_SINCE)),
         page_overhead=overhead if table.page_overhead == "auto" else table.page_overhead,
         full_stops_chunks=stops if table.full_stops_chunks == "auto" else table.full_stops_chunks,
     )

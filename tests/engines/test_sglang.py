@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import SglangTable
-from emu.engines.bundle import Deployment
+from emu.engines.bundle import Deployment, Server
 from emu.engines.registry import engine_named, nearest_version
 from emu.engines.sglang_prompts import captured_prompt_tokens
 from emu.errors import InputError
@@ -95,7 +96,8 @@ def test_kv_tokens_of_a_published_log() -> None:
     [
         ("0.5.3", "off", "off"),
         ("0.5.9", "off", "on"),
-        ("0.5.10", "on", "off"),
+        ("0.5.10", "taken", "off"),
+        ("0.5.14", "on", "off"),
         ("", "on", "off"),
     ],
 )
@@ -145,6 +147,19 @@ def test_prompts_are_captured_where_the_version_can(
     engine = make_plan(config_from_dict(tables)).replicas[0].engine
     assert engine is not None
     assert engine.prompt_graph_tokens_max == tokens
+
+
+def test_drafts_overlap_from_0_5_14_on_or_where_the_server_is_told() -> None:
+    server = Server(gpu=lookup_gpu("H200-SXM-141GB"), max_model_tokens=4096, drafts="mtp")
+    for version, told, overlaps in (
+        ("0.5.9", False, False),
+        ("0.5.9", True, True),
+        ("0.5.10", False, False),
+        ("0.5.14", False, True),
+    ):
+        table = SglangTable(enable_spec_v2=told)
+        filled = engine_named(f"sglang-{version}").defaults(table, server)
+        assert filled.overlap == ("auto" if overlaps else "off")
 
 
 def test_drafts_keep_prompts_out_of_graphs_before_the_newest_version() -> None:

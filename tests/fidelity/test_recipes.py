@@ -11,7 +11,9 @@ GLM, KIMI, QWEN = "zai-org/GLM-5-FP8", "moonshotai/Kimi-K2.5", "Qwen/Qwen3.5-397
 LATE = "2026-04-21"
 
 
-def recipe(engine: str, model: str, gpu: str, precision: str, day: str = LATE) -> Recipe:
+def recipe(
+    engine: str, model: str, gpu: str, precision: str, day: str = LATE, drafts: int = 0
+) -> Recipe:
     one = Servers(role="colocated", count=1, tensor_parallel=8)
     return recipe_of(
         Point(
@@ -32,7 +34,8 @@ def recipe(engine: str, model: str, gpu: str, precision: str, day: str = LATE) -
             ttft_ms=1.0,
             tpot_ms=1.0,
             output_tokens_per_s=1.0,
-        )
+        ),
+        drafts,
     )
 
 
@@ -59,6 +62,14 @@ def test_glm(
     assert (keys["chunked_prefill_size"], keys["mem_fraction_static"]) == (chunk, fraction)
     assert (keys["max_running_requests"], keys["scheduler_recv_interval"]) == (running, looks)
     assert (found.drafts, found.narrow_kv, found.stream_interval) == (drafts, True, 30)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_glm_with_drafts_has_one_script_that_overlaps_them(precision: str) -> None:
+    keys = recipe("sglang", GLM, "B300", precision, drafts=3).scheduler
+    assert (keys["mem_fraction_static"], keys["max_running_requests"]) == (0.85, 32)
+    assert keys["enable_spec_v2"]
+    assert not recipe("sglang", GLM, "B300", precision).scheduler["enable_spec_v2"]
 
 
 def test_glm_on_hopper_has_the_engines_own_keys_and_no_drafts() -> None:

@@ -319,6 +319,12 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     disable_overlap_schedule: Annotated[
         bool, doc("Choose a batch when the one before it has ended, not when it starts.")
     ] = False
+    enable_spec_v2: Annotated[
+        bool,
+        doc(
+            "Batches that verify drafts overlap too (`SGLANG_ENABLE_SPEC_V2=1`); from 0.5.14 on they always do."
+        ),
+    ] = False
     ignore_eos: Annotated[
         bool,
         doc("Requests say that outputs are as long as they may be."),
@@ -339,8 +345,10 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         doc("Type of states; auto = that of the model's config, float32 if it has none."),
     ] = "auto"
     page_overhead: Annotated[
-        Literal["auto", "on", "off"],
-        doc("Admission charges a page more per request; auto = from 0.5.10 on."),
+        Literal["auto", "on", "taken", "off"],
+        doc(
+            "Admission charges a page more per request, and asks for it (on) or not (taken); auto = taken in 0.5.10, on from 0.5.14 on."
+        ),
     ] = "auto"
     full_stops_chunks: Annotated[
         Literal["auto", "on", "off"],

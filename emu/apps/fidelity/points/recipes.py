@@ -228,6 +228,8 @@ class _Server(msgspec.Struct, kw_only=True):
     interval: int
     narrow_kv: bool = True
     drafts: tuple[int, ...] = (0,)
+    overlaps_drafts: bool = False
+    """The script says so to the server; others set a variable of the shell that it never sees."""
 
     def recipe(self) -> Recipe:
         return Recipe(
@@ -239,6 +241,7 @@ class _Server(msgspec.Struct, kw_only=True):
                 "max_prefill_tokens": max(self.chunk, 16_384),
                 "mem_fraction_static": self.fraction,
                 "max_running_requests": self.running,
+                "enable_spec_v2": self.overlaps_drafts,
             },
             stream_interval=self.interval,
             narrow_kv=self.narrow_kv,
@@ -254,7 +257,7 @@ def _sglang(point: Point, drafts: int) -> Recipe:
     if "Qwen3.5" in point.model:
         return (_qwen if is_blackwell else _qwen_on_hopper)(point, drafts).recipe()
     if "GLM-5" in point.model and is_blackwell:
-        return _glm(point).recipe()
+        return _glm(point, drafts).recipe()
     found = _untold(point, drafts)
     if "GLM-5" in point.model:
         found = msgspec.structs.replace(
@@ -294,10 +297,12 @@ def _deepseek_on_hopper(point: Point, drafts: int) -> _Server:
     return server
 
 
-def _glm(point: Point) -> _Server:
+def _glm(point: Point, drafts: int) -> _Server:
     day = point.measured_on
     server = _Server(chunk=32_768, fraction=0.85, running=point.clients, interval=30)
-    if point.precision == "fp4" and day >= "2026-04-09":
+    if drafts:
+        server.overlaps_drafts = True
+    elif point.precision == "fp4" and day >= "2026-04-09":
         server.fraction, server.running, server.looks = 0.9, 2048, 10
     elif point.precision == "fp4":
         server.chunk, server.fraction = 131_072, 0.8
@@ -315,8 +320,9 @@ def _qwen(point: Point, drafts: int) -> _Server:
         if point.precision == "fp4":
             server.fraction = 0.8 if is_ultra else 0.85
     server.narrow_kv = point.precision in _NARROW
-    if drafts:
+    if drafts and point.precision == "fp8":
         server.fraction, server.running = 0.8, point.clients
+        server.overlaps_drafts = is_ultra
     if day >= ("2026-03-20" if point.precision == "fp8" and not is_ultra else _ULTRA_SINCE):
         server.drafts = (0, 3)
     return server
