@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from emu.config.suggestions import unknown_value
 
 
-class EngineWords(NamedTuple):
+class EngineWords(msgspec.Struct, frozen=True):
     """What a configuration may say of one serving engine (`emu/engines/` models it)."""
 
     versions: tuple[str, ...]

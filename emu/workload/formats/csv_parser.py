@@ -86,8 +86,8 @@ class CsvParser:
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The rows of a chunk. Raises InputError at the first row that is wrong."""
-        data, first_line, offset = chunk
-        if chunk.first_line == 1 and self._header_lines:
+        data, first_line, offset = chunk.data, chunk.first_line, chunk.offset
+        if first_line == 1 and self._header_lines:
             cut = data.find(b"\n") + 1 or len(data)
             data, first_line, offset = data[cut:], 2, offset + cut
         if self.takes_few and "numpy" not in sys.modules:

@@ -10,7 +10,9 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
+
+import msgspec
 
 from emu.config.input_files import no_file
 from emu.errors import InputError
@@ -23,7 +25,7 @@ _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03
 """First bytes of files that are not text."""
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """Whole lines: the bytes, the number of the first line, and where it starts in the file."""
 
     data: bytes
