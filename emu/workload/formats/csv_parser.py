@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from emu.errors import InputError
@@ -83,6 +83,16 @@ class CsvParser:
         for name in self._names:
             if name.lower() not in known:
                 notes.warn(f"unknown column {name!r} is ignored")
+
+    def how(self) -> tuple[Hashable, ...]:
+        """All that its blocks depend on beside the file; empty: they are more than columns, or
+        few."""
+        if self._texts or self._numbers or self.takes_few:
+            return ()
+        dialect = self._dialect
+        spelled = (self._unit, dialect.skip_zero, dialect.whole_floats)
+        columns = (self._prompt, self._output, self._arrival)
+        return (*spelled, *columns, self._header_lines, *self._names)
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The rows of a chunk. Raises InputError at the first row that is wrong."""

@@ -49,8 +49,9 @@ class TextFile:
         self.source = source
         self.chunk_bytes = chunk_bytes
         with self._open() as file:
-            self._stamp = self._read_stamp(file)
-        self.size_bytes = self._stamp[0]
+            self.stamp = self._read_stamp(file)
+        """Size in bytes, and when it was changed in ns."""
+        self.size_bytes = self.stamp[0]
 
     def _open(self) -> BinaryIO:
         try:
@@ -69,7 +70,7 @@ class TextFile:
 
     def _reopen(self) -> BinaryIO:
         file = self._open()
-        if self._read_stamp(file) != self._stamp:
+        if self._read_stamp(file) != self.stamp:
             file.close()
             raise InputError(self.source, None, "", "the file changed while it was being read")
         return file
