@@ -4,8 +4,6 @@
 kept as text: msgspec would compile each of them at every start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal
