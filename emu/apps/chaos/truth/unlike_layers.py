@@ -34,7 +34,8 @@ class UnlikeSteps(StepTimes):
         norms = max(1, layer.norm_params // hidden)
         total = norms * self._ops.moved(4 * self._stream(tokens)) + self._mixes(layer, tokens)
         if layer.mlp is not None:
-            total += self._mlp(tokens, layer.mlp.width, is_gated=layer.mlp.gated)
+            dtype = self._kept("mlp", layer.unquantized)
+            total += self._mlp(tokens, layer.mlp.width, dtype, is_gated=layer.mlp.gated)
         if layer.experts is not None:
             total += self._routes(layer, tokens)
         group = self._ep // self._tp
@@ -50,7 +51,7 @@ class UnlikeSteps(StepTimes):
     def _mixes(self, layer: Layer, tokens: int) -> float:
         """Projections of attention and states, rotary, and the recurrence."""
         hidden, ops, total = self._spec.hidden, self._ops, 0.0
-        dtype = self._plain if "mixer" in layer.unquantized else self._linear
+        dtype = self._kept("mixer", layer.unquantized)
         part, latent, state = layer.attention, layer.latent, layer.state
         if part is not None:
             heads, kv_heads = self._heads(layer)
@@ -117,9 +118,10 @@ class UnlikeSteps(StepTimes):
             dtype=self._plain if "experts" in layer.unquantized else self._expert,
             ranks=self._ep,
         )
+        wide = layer.unquantized
         if moe.hidden:
-            total += 2 * self._ops.product(tokens, inner, hidden, self._linear)
-        total += self._shared(moe, tokens, is_gated=layer.experts_gated)
+            total += 2 * self._ops.product(tokens, inner, hidden, self._kept("shared", wide))
+        total += self._shared(moe, tokens, wide, is_gated=layer.experts_gated)
         return total
 
     @cache  # noqa: B019 - as many as a model has layers
