@@ -52,6 +52,16 @@ UNITS: Final = {
 they are loaded, and multiplied in half precision."""
 
 
+class Quantization(msgspec.Struct, frozen=True):
+    """What a checkpoint stores its matrices as; empty types = as its activations."""
+
+    linear_dtype: str = ""
+    expert_dtype: str = ""
+    unquantized: tuple[frozenset[str], ...] = ()
+    """For each layer the parts that stay wide; empty = none."""
+    kv_cache_dtype: str = ""
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a model. Widths are elements, counts are counts."""
 

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from emu.catalogue.model import Quantization
 from emu.catalogue.reader import ConfigReader, HfConfig
 
 # Names of modules that stand for each part of a layer; a pattern that matches one of them keeps
@@ -30,16 +29,6 @@ _PART_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _PREFIXES: Final = ("model.layers.{0}.", "model.language_model.layers.{0}.",
                     "language_model.model.layers.{0}.", "backbone.layers.{0}.")  # fmt: skip
-
-
-class Quantization(msgspec.Struct, frozen=True):
-    """What a checkpoint stores its matrices as; empty types = as its activations."""
-
-    linear_dtype: str = ""
-    expert_dtype: str = ""
-    unquantized: tuple[frozenset[str], ...] = ()
-    """For each layer the parts that stay wide; empty = none."""
-    kv_cache_dtype: str = ""
 
 
 def read_quantization(
@@ -61,7 +50,7 @@ def read_quantization(
     _check_whole(read, table)
     stored = _stored_as(read, table, method)
     patterns = _patterns(table)
-    kept = _kept_wide(patterns, _targets(table), layers)
+    kept = _kept_wide(read, patterns, _targets(table), layers)
     if method == "mxfp4" and not patterns:  # gpt-oss: nothing but the experts is stored so
         kept = (frozenset(("mixer", "mlp", "shared")),) * layers
     return Quantization(
@@ -139,8 +128,10 @@ def _of_groups(read: ConfigReader, table: HfConfig) -> str:
         raise read.problem("quantization_config.config_groups", "the key is missing")
     found = set()
     for name, group in groups.items():
-        weights = group.get("weights") or {}
         key = f"quantization_config.config_groups.{name}.weights"
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise read.problem(key, "expected a table")
         stored = _of_weights(read, key, weights)
         is_narrow = bool(group.get("input_activations"))
         if stored not in (_BOTH if is_narrow else _WEIGHT_ONLY):
@@ -225,44 +216,51 @@ _EVERY: Final = "Linear"
 
 
 def _kept_wide(
-    patterns: Sequence[str], targets: Sequence[str], layers: int
+    read: ConfigReader, patterns: Sequence[str], targets: Sequence[str], layers: int
 ) -> tuple[frozenset[str], ...]:
     """The parts of each layer that a list of exceptions names, or no target does."""
     if not patterns and not targets:
         return ()
-    left, taken = [_matcher(one) for one in patterns], [_matcher(one) for one in targets]
+    left, taken = _matcher(read, patterns), _matcher(read, targets)
     kept = []
     for index in range(layers):
-        parts = {
-            part
-            for part, modules in _PART_MODULES.items()
-            if _names(left, modules, index) or (taken and not _names(taken, modules, index))
-        }
+        prefixes = [prefix.format(index) for prefix in _PREFIXES]
+        parts = set()
+        for part, modules in _PART_MODULES.items():
+            names = [prefix + module for prefix in prefixes for module in modules]
+            if any(map(left, names)) or (targets and not any(map(taken, names))):
+                parts.add(part)
         kept.append(frozenset(parts))
     return tuple(kept)
 
 
-def _names(tests: Sequence[Callable[[str], bool]], modules: Sequence[str], layer: int) -> bool:
-    """Whether one of the tests names one of the modules of a layer."""
-    return any(
-        test(prefix.format(layer) + module)
-        for test in tests
-        for prefix in _PREFIXES
-        for module in modules
-    )
-
-
-def _matcher(pattern: str) -> Callable[[str], bool]:
+def _matcher(read: ConfigReader, patterns: Sequence[str]) -> Callable[[str], bool]:
     """A test of module names: `re:` expressions, globs, else a module or what lies below it.
 
     A module may be named by the end of its path alone (`self_attn`), as AWQ and bitsandbytes do.
+    Lists have hundreds of entries, so that plain ones are looked up.
     """
-    if pattern.startswith("re:"):
-        expression = re.compile(pattern.removeprefix("re:"))
-        return lambda name: expression.match(name) is not None
-    if "*" in pattern:
-        glob = re.compile(fnmatch.translate(pattern))
-        below = re.compile(fnmatch.translate(f"{pattern}.*"))
-        return lambda name: glob.match(name) is not None or below.match(name) is not None
-    inside = f".{pattern}."
-    return lambda name: inside in f".{name}."
+    plain, expressions = set(), []
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            expressions.append(pattern.removeprefix("re:"))
+        elif "*" in pattern:
+            glob = fnmatch.translate(pattern)
+            expressions += [glob, fnmatch.translate(f"{pattern}.*")]
+        else:
+            plain.add(pattern)
+    try:
+        compiled = re.compile("|".join(f"(?:{one})" for one in expressions))
+    except re.error as error:
+        raise read.problem("quantization_config", f"a wrong expression: {error}") from None
+    has_any = bool(expressions)
+
+    def is_named(name: str) -> bool:
+        words = name.split(".")
+        for first in range(len(words)):
+            for last in range(first, len(words)):
+                if ".".join(words[first : last + 1]) in plain:
+                    return True
+        return has_any and compiled.match(name) is not None
+
+    return is_named

@@ -212,6 +212,8 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         drafts=draft_method_of(group.features, group.scheduler),
     )
     scheduler = filled(group.scheduler, group.bound, server)
+    if table.role != "decode":  # with the defaults of the GPU
+        _check_misfit(scheduler, group.source)
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
     engine = _counted_engine(group)
@@ -391,15 +393,19 @@ def _check_layers(group: ReplicaGroup) -> None:
         raise InputError(source, None, "latency.backend", problem)
 
 
+def _check_misfit(scheduler: SchedulerTable, source: str) -> None:
+    field, problem = scheduler.misfit
+    if problem:
+        raise InputError(source, None, f"scheduler.{field}", problem)
+
+
 def _check_scheduler(group: ReplicaGroup) -> None:
     """What its scheduler cannot do is not asked for."""
     scheduler, source = group.scheduler, group.source
     if scheduler.one_stage and group.table.pipeline_parallel > 1:
         problem = f'policy "{scheduler.policy}" knows one stage'
         raise InputError(source, None, f"{group.key}.pipeline_parallel", problem)
-    field, problem = scheduler.misfit
-    if problem:
-        raise InputError(source, None, f"scheduler.{field}", problem)
+    _check_misfit(scheduler, source)
     if scheduler.alone_key and group.table.data_parallel_group:
         problem = f"means nothing in a data_parallel_group ({group.key})"
         raise InputError(source, None, f"scheduler.{scheduler.alone_key}", problem)

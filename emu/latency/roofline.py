@@ -188,7 +188,8 @@ class RooflineBackend:
 
     def _kinds_of(self, layers: range) -> tuple[tuple[int, bool, frozenset[str]], ...]:
         """How many layers there are of each kind, in the order in which they come first."""
-        spec, counts = self.spec, dict[tuple[bool, frozenset[str]], int]()
+        spec = self.spec
+        counts: dict[tuple[bool, frozenset[str]], int] = {}
         for index in layers:
             kind = spec.is_moe_layer(index), spec.kept_wide(index)
             counts[kind] = counts.get(kind, 0) + 1

@@ -203,6 +203,11 @@ def test_the_older_name_of_the_table_is_read_too():
             "a KV cache of 4 bits is not modeled",
         ),
         ("fp8", "expected a table, got 'fp8'"),
+        ({"quant_method": "awq", "modules_to_not_convert": ["re:("]}, "a wrong expression"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": 5}},
+            "config_groups.g.weights: expected a table",
+        ),
     ],
 )
 def test_a_scheme_that_emu_cannot_size_is_refused(stored, problem):

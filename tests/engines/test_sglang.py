@@ -293,3 +293,14 @@ def test_a_run_with_leaps_is_one_without(
         names = ("requests.csv", "summary.json", "timeseries.csv")
         found.append([(out / name).read_bytes() for name in names])
     assert found[0] == found[1]
+
+
+def test_prompts_are_cut_at_whole_pages() -> None:
+    """As `ServerArgs.check_server_args`; a piece below a page would never be admitted."""
+    problem = r"scheduler\.chunked_prefill_size: 7 is no multiple of page_size, which is 64"
+    with pytest.raises(InputError, match=problem):
+        replica("B200", policy="sglang", chunked_prefill_size=7)
+    with pytest.raises(InputError, match="8192 is no multiple of page_size, which is 3"):
+        replica("H100-SXM5-80GB", policy="sglang", page_size=3)
+    assert table_of(replica("H100-SXM5-80GB", policy="sglang", chunked_prefill_size=7))
+    assert table_of(replica("B200", policy="sglang", chunked_prefill_size=-1))

@@ -365,6 +365,14 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         return "scheduler_recv_interval" if self.scheduler_recv_interval > 1 else ""
 
     @property
+    def misfit(self) -> tuple[str, str]:
+        """A prompt is cut at whole pages (`ServerArgs.check_server_args`)."""
+        chunk, page = self.chunked_prefill_size, self.page_size
+        if chunk > 0 and page and chunk % page:
+            return "chunked_prefill_size", f"{chunk} is no multiple of page_size, which is {page}"
+        return "", ""
+
+    @property
     def requests_max(self) -> int:
         return self.max_running_requests or SGLANG_MAX_RUNNING_REQUESTS
 
