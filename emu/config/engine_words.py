@@ -22,6 +22,8 @@ class EngineWords(msgspec.Struct, frozen=True):
     """Modeled, the oldest first."""
     policies: tuple[str, ...]
     """Values of `scheduler.policy` that are this engine's own; the first is its default."""
+    made_by: str
+    """Its versions as they are modeled: `module:NAME`."""
 
     @property
     def default(self) -> str:
@@ -30,12 +32,19 @@ class EngineWords(msgspec.Struct, frozen=True):
 
 
 ENGINES: Final[dict[str, EngineWords]] = {
-    "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), policies=("vllm",)),
+    "vllm": EngineWords(
+        versions=("0.11", "0.15", "0.19"), policies=("vllm",), made_by="emu.engines.vllm:VLLM"
+    ),
     "sglang": EngineWords(
         versions=("0.5.3", "0.5.6", "0.5.9", "0.5.10", "0.5.14", "0.5.23"),
         policies=("sglang",),
+        made_by="emu.engines.sglang:SGLANG",
     ),
-    "tensorrt-llm": EngineWords(versions=("1.0", "1.1", "1.2", "1.3"), policies=("tensorrt-llm",)),
+    "tensorrt-llm": EngineWords(
+        versions=("1.0", "1.1", "1.2", "1.3"),
+        policies=("tensorrt-llm",),
+        made_by="emu.engines.tensorrt_llm:TENSORRT_LLM",
+    ),
 }
 """Serving engines by name. Policies of no engine are those of simulators, and go with any."""
 
