@@ -55,6 +55,7 @@ def test_without_any_gap_requests_still_get_their_tokens(tmp_path: Path) -> None
         assert int(row["migrations"]) <= int(row["decode_toks"])
 
 
+@pytest.mark.doubles
 @pytest.mark.parametrize(("most", "moves"), [(100, 20), (4, 1 + 4)])
 def test_a_circuit_breaker_ends_moves(
     most: int, moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
