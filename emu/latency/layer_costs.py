@@ -5,9 +5,11 @@ For T tokens in the batch. Values are integer ns by component, so that sums are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.catalogue import sizes
+from emu.catalogue.layers import Experts
 from emu.catalogue.model import ModelSpec
 from emu.latency.kernels.machine import CollectiveNs
 from emu.latency.kernels.operations import Ops
@@ -153,31 +155,58 @@ class LayerCosts:
         spec, ops = self.spec, self.ops
         moe = spec.experts
         assert moe is not None
-        group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
-        split = max(1, self.tp // self.ep)
         if spec.wide_router:
             total = ops.single_s(tokens, moe.count, spec.hidden)
         else:
             total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
-        if self.routed is not None:
-            total += self.routed.times(ops, tokens).experts_s
-        else:
-            total += ops.experts_s(
-                tokens * group,
-                count=moe.count,
-                per_token=moe.per_token,
-                hidden=spec.hidden,
-                ffn=ceil_div(moe.ffn, split),
-                matrices=3 if spec.gated_mlp else 2,
-                dtype=self.expert,
-                ep=self.ep,
-                gate=self.gate,
-                shared=self._fused,
-            )
+        total += self.plain_routed_s(tokens)
         return total if self._fused else total + self.shared_s(tokens)
 
-    def layer_parts(self, tokens: int) -> LayerParts:
-        """One layer with shared experts, in the order of its parts; times as in `layer`."""
+    def plain_routed_s(self, tokens: int) -> float:
+        """`routed_s` of the experts that all layers with experts have."""
+        spec, moe = self.spec, self.spec.experts
+        assert moe is not None
+        gated, shared = spec.gated_mlp, self._fused
+        return self.routed_s(tokens, moe, self.expert, spec.hidden, gated=gated, shared=shared)
+
+    def routed_s(
+        self, tokens: int, moe: Experts, dtype: str, hidden: int, *, gated: bool, shared: int = 0
+    ) -> float:
+        """Routed experts of so many tokens of each data-parallel replica that shares them."""
+        if self.routed is not None:
+            return self.routed.times(self.ops, tokens).experts_s
+        return self.ops.experts_s(
+            tokens * max(1, self.ep // self.tp),
+            count=moe.count,
+            per_token=moe.per_token,
+            hidden=hidden,
+            ffn=ceil_div(moe.ffn, max(1, self.tp // self.ep)),
+            matrices=3 if gated else 2,
+            dtype=dtype,
+            ep=self.ep,
+            gate=self.gate,
+            shared=shared,
+        )
+
+    def group_ns(
+        self, own: int, mean: int, largest: int, routed_s: Callable[[int], float]
+    ) -> tuple[int, int]:
+        """(experts, exchange) of a layer of a group that is not padded, beside those of one whose
+        members all have `own` tokens. `mean`, `largest`: of its members.
+
+        Collectives carry the tokens of all to each; a library's busiest member is the last.
+        """
+        carried = largest if self.routed is not None and self.routed.exchanges else mean
+        return (
+            _ns(routed_s(mean) - routed_s(own)),
+            self.exchange_ns(carried) - self.exchange_ns(own),
+        )
+
+    def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
+        """One layer with shared experts, in the order of its parts; times as in `layer`.
+
+        `mean`, `largest`: tokens of the members of a group that is not padded.
+        """
         from emu.latency.experts.parts import LayerParts  # only where something overlaps
 
         spec, routed = self.spec, self.routed
@@ -188,14 +217,14 @@ class LayerCosts:
         last_s = self._last_products_s(tokens)
         rest_s = around_s - products_s  # norms and rotary
         gate_s = self.ops.gemm_s(tokens, spec.experts.count, spec.hidden, self.plain)
-        times = routed.times(self.ops, tokens)
+        times, carried = routed.of_group(self.ops, tokens, mean, largest)
         return LayerParts(
             before_s=products_s - last_s + rest_s / 2,
             after_s=last_s + rest_s / 2 + gate_s,
             shared_s=self.shared_s(tokens),
             experts_s=times.experts_s,
-            dispatch_s=times.dispatch_s,
-            combine_s=times.combine_s,
+            dispatch_s=carried.dispatch_s,
+            combine_s=carried.combine_s,
             processors=times.processors,
         )
 

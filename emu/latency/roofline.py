@@ -17,6 +17,7 @@ chunks.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -244,9 +245,28 @@ class RooflineBackend:
         """One layer with experts for so many tokens, without core attention and without overlap."""
         return sum(self._layer(tokens, is_moe=True))
 
-    def layer_parts(self, tokens: int) -> LayerParts:
-        """The same in the order in which it is computed."""
-        return self.costs.layer_parts(tokens)
+    def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
+        """The same in the order in which it is computed. `mean`, `largest`: tokens of the members
+        of a group that is not padded."""
+        return self.costs.layer_parts(tokens, mean, largest)
+
+    def group_ns(self, shape: BatchShape) -> tuple[int, int]:
+        """(experts, exchange) of a group that is not padded, beside those of one whose members all
+        have the tokens of this batch."""
+        parts = [self._group_ns(shape, part) for part in self._parts(shape)]
+        return sum([experts for experts, _ in parts]), sum([moved for _, moved in parts])
+
+    def _group_ns(self, shape: BatchShape, part: Part) -> tuple[int, int]:
+        if not shape.group_tokens or not part.moe:
+            return 0, 0
+        experts_ns, exchange_ns = self._more_of_group(shape, self.costs.plain_routed_s)
+        return part.moe * experts_ns, part.moe * exchange_ns
+
+    def _more_of_group(
+        self, shape: BatchShape, routed_s: Callable[[int], float]
+    ) -> tuple[int, int]:
+        own, mean, largest = self.tokens_of(shape), shape.group_tokens, shape.group_tokens_max
+        return self.costs.group_ns(own, mean, largest, routed_s)
 
     def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
         tokens = self.tokens_of(shape)
@@ -390,6 +410,7 @@ class RooflineBackend:
             and not (shape.prefill_new or shape.start_layer)
             and shape.verify is None
             and shape.layers < 0
+            and not shape.group_tokens
         ):
             return self._decode_stage_ns(shape)
         stages = []
@@ -403,6 +424,8 @@ class RooflineBackend:
                 total += self._prefill_attention_ns(shape, part)
             if part.has_head:
                 total += self._head(shape.logit_rows)[1]
+            if shape.group_tokens:
+                total += sum(self._group_ns(shape, part))
             stages.append(total)
         if engine is not None:
             stages[0] += engine.step_ns(self._layer_count(shape))
@@ -478,7 +501,8 @@ class RooflineBackend:
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
+        is_odd = not self._is_one_stage or self._is_cut(shape) or shape.group_tokens
+        if is_odd or shape.verify is not None:
             return sum(self.stage_ns(shape))
         prompts, count = shape.prefill_new, shape.decode_count
         tokens = count
@@ -610,6 +634,10 @@ class RooflineBackend:
             if known is None:
                 known = self._components[key] = self._token_components(shape)
             found = dict(known)
+        if shape.group_tokens:
+            experts_ns, exchange_ns = self.group_ns(shape)
+            found["moe"] += experts_ns
+            found["collectives"] += exchange_ns
         for part in self._parts(shape):
             if has_decodes:
                 found["attention_decode"] += self._decode_attention_ns(shape, part)

@@ -80,6 +80,10 @@ class RoutedExperts:
             known = self._known[tokens] = self._times(ops, tokens)
         return known
 
+    def of_group(self, ops: Ops, own: int, mean: int, largest: int) -> tuple[Times, Times]:
+        """Those of the experts and of the exchange; 0 = the group is padded to `own` tokens."""
+        return self.times(ops, mean or own), self.times(ops, largest or own)
+
     def _times(self, ops: Ops, tokens: int) -> Times:
         of_rank = tokens * self._members / self._ranks
         rows = of_rank * self._experts.per_token

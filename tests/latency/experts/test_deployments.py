@@ -51,6 +51,17 @@ def test_a_layer_of_eight_ranks_takes_as_long_as_published(
     assert found_ns / 1e6 == pytest.approx(published_ms, rel=0.12)
 
 
+@pytest.mark.parametrize("overlap", ["none", TWO, "single_batch"])
+def test_equal_members_take_the_same_padded_or_not(overlap: str) -> None:
+    made = backend("prefill", 32, deepep(overlap, MEASURED, 32))
+    shape = prompts(4, 1024)
+    alike_ns = made.iteration_ns(shape)
+    shape.group_tokens = shape.group_tokens_max = 4096
+    assert made.iteration_ns(shape) == alike_ns
+    shape.group_tokens = 2048
+    assert made.iteration_ns(shape) < alike_ns
+
+
 def gain(role: str, ranks: int, before: ExpertSetting, after: ExpertSetting, shape: BatchShape):
     return node_rate(backend(role, ranks, after), shape) / node_rate(
         backend(role, ranks, before), shape

@@ -83,7 +83,7 @@ class Graphs:
     def tokens(self, step: Step) -> int:
         """At which the layers of a step run."""
         mine = self._true_tokens(step)
-        most = max(1, mine, step.padded)
+        most = max(1, mine, 0 if step.mean else step.padded)
         engine = self._engine
         if engine is not None:
             most = self._captured(step, most)
@@ -127,7 +127,7 @@ class Graphs:
         tokens = self._true_tokens(step)
         if step.verifying and engine.graph_sizes != "vllm" and not step.prompts:
             tokens = step.decodes
-        tokens = max(tokens, step.padded)
+        tokens = max(tokens, 0 if step.mean else step.padded)
         limit = self._prompt_limit if step.prompts else self._limit
         if tokens > limit:
             return False

@@ -81,6 +81,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its data-parallel group, or none."""
     experts: Experts | None
     """What it shares with its group."""
+    shares_experts: bool
+    """It does, plainly or as those say."""
     hidden: int
     """Width of its model."""
     placement_ns: int
@@ -140,6 +142,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
+            shares_experts=replica.model.experts is not None and replica.expert_parallel > 1,
             hidden=replica.model.hidden,
             placement_ns=0 if replica.experts is None else round(1e9 * replica.experts.interval_s),
             served=replica.served,

@@ -134,7 +134,18 @@ class StepTimes:
         for (is_moe, is_window), count in kinds.items():
             window = spec.window if is_window else 0
             total += count * (self._layer(tokens, is_moe) + self._attends(step, window))
+            if is_moe and step.mean:
+                others = self._among_others(step.mean) - self._among_others(tokens)
+                total += 1e9 * count * others
         return total
+
+    def _among_others(self, tokens: int) -> float:
+        """What a layer does with the tokens of all members, so many of each."""
+        moe, group = self._spec.experts, self._ep // self._tp
+        assert moe is not None
+        size = self._stream(tokens)
+        took = self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
+        return took + self._routed(moe, tokens)
 
     def _attends(self, step: Step, window: int) -> float:
         """Attention of one layer over what was there before."""
@@ -209,11 +220,20 @@ class StepTimes:
 
     def _experts(self, tokens: int) -> float:
         """The router, routed experts of all that share them, and those that every token passes."""
-        spec, moe, context = self._spec, self._spec.experts, self._context
+        spec, moe = self._spec, self._spec.experts
         assert moe is not None
         total = self._ops.product(tokens, moe.count, spec.hidden, self._plain)
-        is_fused = self._ep <= 1 and context.kernels.fuses_shared(spec, context.gpu.architecture)
-        total += self._ops.experts(
+        total += self._routed(moe, tokens)
+        return total if self._fuses_shared() else total + self._shared(moe, tokens)
+
+    def _fuses_shared(self) -> bool:
+        context = self._context
+        fuses = context.kernels.fuses_shared
+        return self._ep <= 1 and fuses(self._spec, context.gpu.architecture)
+
+    def _routed(self, moe: Experts, tokens: int) -> float:
+        spec = self._spec
+        return self._ops.experts(
             tokens * max(1, self._ep // self._tp),
             count=moe.count,
             chosen=moe.per_token,
@@ -222,9 +242,8 @@ class StepTimes:
             matrices=3 if spec.gated_mlp else 2,
             dtype=self._expert,
             ranks=self._ep,
-            shared=moe.shared_ffn // moe.ffn if is_fused else 0,
+            shared=moe.shared_ffn // moe.ffn if self._fuses_shared() else 0,
         )
-        return total if is_fused else total + self._shared(moe, tokens)
 
     def _shared(self, moe: Experts, tokens: int, *, is_gated: bool | None = None) -> float:
         """What every token passes, and its own gate: a column, a sigmoid, a product, the sum."""

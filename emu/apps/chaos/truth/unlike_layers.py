@@ -26,7 +26,18 @@ class UnlikeSteps(StepTimes):
         for layer, count in kinds.items():
             took = self._computes(layer, tokens) + beside * self._decodes(layer, step)
             total += count * (took + self._prompts(layer, step))
+            if layer.experts is not None and step.mean:
+                others = self._met_among_others(layer, step.mean)
+                total += count * (others - self._met_among_others(layer, tokens))
         return 1e9 * total
+
+    def _met_among_others(self, layer: Layer, tokens: int) -> float:
+        """What a layer does with the tokens of all members, so many of each."""
+        return self._exchanged(tokens) + self._of_experts(layer, tokens)
+
+    def _exchanged(self, tokens: int) -> float:
+        size, group = self._stream(tokens), self._ep // self._tp
+        return self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
 
     def _computes(self, layer: Layer, tokens: int) -> float:
         """All but what a layer reads of earlier tokens."""
@@ -41,8 +52,7 @@ class UnlikeSteps(StepTimes):
         if layer.attention or layer.latent or layer.state:
             total += self._summed(self._stream(tokens))
         if layer.experts is not None and group > 1:
-            size = self._stream(tokens)
-            total += self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
+            total += self._exchanged(tokens)
         elif layer.experts is not None or layer.mlp is not None:
             total += self._summed(self._stream(tokens))
         return total
@@ -107,20 +117,25 @@ class UnlikeSteps(StepTimes):
         assert moe is not None
         inner = moe.hidden or hidden
         total = self._ops.product(tokens, moe.count, hidden, self._plain)
-        total += self._ops.experts(
+        total += self._of_experts(layer, tokens)
+        if moe.hidden:
+            total += 2 * self._ops.product(tokens, inner, hidden, self._linear)
+        total += self._shared(moe, tokens, is_gated=layer.experts_gated)
+        return total
+
+    def _of_experts(self, layer: Layer, tokens: int) -> float:
+        moe = layer.experts
+        assert moe is not None
+        return self._ops.experts(
             tokens * max(1, self._ep // self._tp),
             count=moe.count,
             chosen=moe.per_token,
-            hidden=inner,
+            hidden=moe.hidden or self._spec.hidden,
             ffn=-(-moe.ffn // max(1, self._tp // self._ep)),
             matrices=3 if layer.experts_gated else 2,
             dtype=self._plain if "experts" in layer.unquantized else self._expert,
             ranks=self._ep,
         )
-        if moe.hidden:
-            total += 2 * self._ops.product(tokens, inner, hidden, self._linear)
-        total += self._shared(moe, tokens, is_gated=layer.experts_gated)
-        return total
 
     @cache  # noqa: B019 - as many as a model has layers
     def _attention_of(self, layer: Layer) -> Attention | None:
