@@ -105,9 +105,12 @@ def tensorrt_llm_on(
     """The engine with the graphs that its server is told to capture."""
     if not isinstance(table, TensorrtLlmTable):
         return model
-    return msgspec.structs.replace(
+    model = msgspec.structs.replace(
         model, graph_tokens_max=table.captured_max, graph_padding=table.cuda_graph_padding
     )
+    from emu.engines.grace import TENSORRT_LLM_CALLS, called_on  # as SGLang's
+
+    return called_on(model, gpu, TENSORRT_LLM_CALLS)
 
 
 def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> SchedulerTable:

@@ -78,6 +78,8 @@ class LayerCosts:
         self.spec = spec
         self.gate = gate
         self.routed = routed
+        self.sums_groups = False
+        """Tokens of a group that is not padded meet by all-reduces (`EngineModel.sums_groups`)."""
         self._is_timed_alone = routed is not None and routed.exchanges
         """Products are those of `experts/deepgemm.py`, without the kernels between them."""
         self.ops = ops
@@ -89,6 +91,8 @@ class LayerCosts:
         self.plain = sizes.activation_dtype(spec, dtype)
         kept_wide = spec.layer(spec.layers - 1).unquantized
         self.mixer = self.plain if "mixer" in kept_wide else self.linear
+        self.output = self.plain if "output" in kept_wide else self.linear
+        """Of the last product of latent attention."""
         self.element = ops.activation_bytes
         moe = spec.experts
         self._fused = moe.shared_ffn // moe.ffn if fuses_shared and moe is not None else 0
@@ -139,7 +143,7 @@ class LayerCosts:
             # What goes into the latent space and out of it are two products, of 16 bits.
             total += _LATENT_KERNELS * self.ops.element_s
             total += expanded * mla.kv_lora_rank / self.ops.memory_rate
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
+        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.output)
 
     def _mlp_s(self, tokens: int, ffn: int) -> float:
         spec, ops = self.spec, self.ops
@@ -166,26 +170,29 @@ class LayerCosts:
         """`routed_s` of the experts that all layers with experts have."""
         spec, moe = self.spec, self.spec.experts
         assert moe is not None
-        gated, shared = spec.gated_mlp, self._fused
-        return self.routed_s(tokens, moe, self.expert, spec.hidden, gated=gated, shared=shared)
+        kinds = self.expert, spec.hidden
+        return self.routed_s(tokens, moe, *kinds, gated=spec.gated_mlp, fused=self._fused)
 
     def routed_s(
-        self, tokens: int, moe: Experts, dtype: str, hidden: int, *, gated: bool, shared: int = 0
+        self, tokens: int, moe: Experts, kind: str, width: int, *, gated: bool, fused: int = 0
     ) -> float:
-        """Routed experts of so many tokens of each data-parallel replica that shares them."""
+        """Routed experts of so many tokens of each data-parallel replica that shares them.
+
+        `kind`: type of their weights; `width`: of their input. `fused`: shared experts beside them.
+        """
         if self.routed is not None:
             return self.routed.times(self.ops, tokens).experts_s
         return self.ops.experts_s(
             tokens * max(1, self.ep // self.tp),
             count=moe.count,
             per_token=moe.per_token,
-            hidden=hidden,
+            hidden=width,
             ffn=ceil_div(moe.ffn, max(1, self.tp // self.ep)),
             matrices=3 if gated else 2,
-            dtype=dtype,
+            dtype=kind,
             ep=self.ep,
             gate=self.gate,
-            shared=shared,
+            shared=fused,
         )
 
     def group_ns(
@@ -194,13 +201,18 @@ class LayerCosts:
         """(experts, exchange) of a layer of a group that is not padded, beside those of one whose
         members all have `own` tokens. `mean`, `largest`: of its members.
 
-        Collectives carry the tokens of all to each; a library's busiest member is the last.
+        Collectives carry the tokens of all to each; a library's busiest member is the last. Sums
+        move twice the bytes: each member adds its rows to zeros, and to the others' results.
         """
-        carried = largest if self.routed is not None and self.routed.exchanges else mean
-        return (
-            _ns(routed_s(mean) - routed_s(own)),
-            self.exchange_ns(carried) - self.exchange_ns(own),
-        )
+        experts_ns = _ns(routed_s(mean) - routed_s(own))
+        if self.routed is not None and self.routed.exchanges:
+            return experts_ns, self.exchange_ns(largest) - self.exchange_ns(own)
+        moved_ns = self.exchange_ns(mean)
+        if self.sums_groups:
+            group = self.ep // self.tp
+            stream = mean * self.spec.hidden * self.element * group
+            moved_ns = 2 * self.collective_ns("all-reduce", stream, group)
+        return experts_ns, moved_ns - self.exchange_ns(own)
 
     def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
         """One layer with shared experts, in the order of its parts; times as in `layer`.
@@ -232,9 +244,9 @@ class LayerCosts:
         """Products behind core attention: of values out of the latent space, and the output."""
         spec, gemm, mla = self.spec, self.ops.gemm_s, self.spec.latent
         width = self.heads * (spec.head_dim if mla is None else mla.v_head_dim)
-        last_s = gemm(tokens, spec.hidden, width, self.mixer)
         if mla is None:
-            return last_s
+            return gemm(tokens, spec.hidden, width, self.mixer)
+        last_s = gemm(tokens, spec.hidden, width, self.output)
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         part = mla.v_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
         return last_s + part * gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)

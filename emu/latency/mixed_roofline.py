@@ -250,7 +250,7 @@ class MixedRooflineBackend(RooflineBackend):
             total += gemm(tokens, heads * mla.qk_head_dim, mla.q_lora_rank or hidden, dtype)
             expanded = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
             total += gemm(tokens, expanded, mla.kv_lora_rank, dtype)
-            total += gemm(tokens, hidden, heads * mla.v_head_dim, dtype)
+            total += gemm(tokens, hidden, heads * mla.v_head_dim, self._dtype_of(layer, "output"))
             if layer.indexer is not None and layer.indexer.owns_keys:
                 total += self._indexer_products_s(tokens, layer.indexer, mla.q_lora_rank, dtype)
         if layer.state is not None:

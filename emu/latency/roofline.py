@@ -119,6 +119,7 @@ class RooflineBackend:
         self.costs = LayerCosts(
             spec, ops, collective_ns, tp, ep or 1, dtype, gate, routed, fuses_shared=fuses_shared
         )
+        self.costs.sums_groups = engine is not None and engine.model.sums_groups
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._is_one_stage = len(self.parts) == 1

@@ -90,7 +90,8 @@ class OverlappedBackend:
         return found
 
     def _parts_in(self, shape: BatchShape, halves: int = 1) -> LayerParts:
-        """Of so many equal parts of a batch, beside equal parts of the others of its group."""
+        """The parts of a layer for one of so many equal pieces of a batch, beside equal ones of the
+        others of its group."""
         rows = self.inner.tokens_of(shape), shape.group_tokens, shape.group_tokens_max
         return self._parts_of(*[ceil_div(tokens, halves) for tokens in rows])
 

@@ -116,6 +116,8 @@ class Graphs:
         waits_ns = 0
         if self._sampling.penalties:
             waits_ns = engine.penalty_ns + step.sequences * engine.penalty_sequence_ns
+        if context.hands_off:
+            waits_ns += len(step.prompts) * engine.host_handoff_ns
         launches_ns = 0 if self._is_captured(step) else self._launches_ns
         if context.overlapped:
             return host_ns + launches_ns, waits_ns

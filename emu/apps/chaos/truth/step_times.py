@@ -75,6 +75,7 @@ class StepTimes:
         self._expert = dtype if is_given else spec.expert_dtype or spec.dtype
         kept = spec.unquantized[-1] if spec.unquantized else frozenset()
         self._mixer = self._plain if "mixer" in kept else self._linear
+        self._output = self._plain if "output" in kept else self._linear
         self._kv = context.kv_cache_dtype
         if self._kv == "auto":
             self._kv = spec.published_kv_dtype or self._plain
@@ -135,17 +136,19 @@ class StepTimes:
             window = spec.window if is_window else 0
             total += count * (self._layer(tokens, is_moe) + self._attends(step, window))
             if is_moe and step.mean:
-                others = self._among_others(step.mean) - self._among_others(tokens)
+                assert spec.experts is not None
+                others = self._routed(spec.experts, step.mean) - self._routed(spec.experts, tokens)
+                others += self._met(step.mean, is_padded=False) - self._met(tokens)
                 total += 1e9 * count * others
         return total
 
-    def _among_others(self, tokens: int) -> float:
-        """What a layer does with the tokens of all members, so many of each."""
-        moe, group = self._spec.experts, self._ep // self._tp
-        assert moe is not None
-        size = self._stream(tokens)
-        took = self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
-        return took + self._routed(moe, tokens)
+    def _met(self, tokens: int, *, is_padded: bool = True) -> float:
+        """The way of so many tokens of each member of a group to all experts, and back."""
+        size, group = self._stream(tokens), self._ep // self._tp
+        engine = self._context.engine
+        if not is_padded and engine is not None and engine.sums_groups:
+            return 2 * self._peers.summed(size * group, group)
+        return self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
 
     def _attends(self, step: Step, window: int) -> float:
         """Attention of one layer over what was there before."""
@@ -209,7 +212,7 @@ class StepTimes:
             kv_heads = max(1, -(-spec.kv_heads // self._tp))
             into = product(tokens, (heads + 2 * kv_heads) * spec.head_dim, hidden, dtype)
             return into + product(tokens, hidden, heads * spec.head_dim, dtype)
-        return latent_products(spec.latent, heads, hidden, tokens, dtype, product)
+        return latent_products(spec.latent, heads, hidden, tokens, (dtype, self._output), product)
 
     def _mlp(self, tokens: int, width: int, *, is_gated: bool | None = None) -> float:
         mine, hidden = -(-width // self._tp), self._spec.hidden
@@ -264,8 +267,7 @@ class StepTimes:
         group = self._ep // self._tp
         if not (is_moe and group > 1):
             return total + self._summed(stream)
-        back = self._peers.scattered(stream * group, group)
-        return total + self._peers.gathered(stream, group) + back
+        return total + self._met(tokens)
 
     def _embedding(self, tokens: int) -> float:
         stream = self._stream(tokens)
@@ -289,17 +291,18 @@ def latent_products(
     heads: int,
     hidden: int,
     tokens: int,
-    dtype: str,
+    dtypes: tuple[str, str],
     product: Callable[[int, int, int, str], float],
 ) -> float:
-    """Down to the latent vectors, up to the heads, and out."""
+    """Down to the latent vectors, up to the heads, and out; types of those and of the last."""
+    dtype, last = dtypes
     key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
     down = latent.kv_lora_rank + latent.qk_rope_head_dim + latent.q_lora_rank
     total = product(tokens, down, hidden, dtype)
     total += product(tokens, heads * key, latent.q_lora_rank or hidden, dtype)
     up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     total += product(tokens, up, latent.kv_lora_rank, dtype)
-    return total + product(tokens, hidden, heads * latent.v_head_dim, dtype)
+    return total + product(tokens, hidden, heads * latent.v_head_dim, last)
 
 
 def _is_described(context: LatencyContext) -> bool:

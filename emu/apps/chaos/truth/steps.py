@@ -36,4 +36,4 @@ def step_of(members: Sequence[Sequence[int]], padded: int = 0, mean: int = 0) ->
     decodes = [before for _, before, new in members if new == 1]
     prompts = tuple((before, new) for _, before, new in members if new != 1)
     count = len(decodes)
-    return Step(prompts, count, sum(decodes) + count, len(members), padded, count, mean=mean)
+    return Step(prompts, count, sum(decodes) + count, len(members), padded, count, 0, 0, mean)

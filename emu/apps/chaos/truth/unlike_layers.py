@@ -27,17 +27,10 @@ class UnlikeSteps(StepTimes):
             took = self._computes(layer, tokens) + beside * self._decodes(layer, step)
             total += count * (took + self._prompts(layer, step))
             if layer.experts is not None and step.mean:
-                others = self._met_among_others(layer, step.mean)
-                total += count * (others - self._met_among_others(layer, tokens))
+                others = self._of_experts(layer, step.mean) - self._of_experts(layer, tokens)
+                others += self._met(step.mean, is_padded=False) - self._met(tokens)
+                total += count * others
         return 1e9 * total
-
-    def _met_among_others(self, layer: Layer, tokens: int) -> float:
-        """What a layer does with the tokens of all members, so many of each."""
-        return self._exchanged(tokens) + self._of_experts(layer, tokens)
-
-    def _exchanged(self, tokens: int) -> float:
-        size, group = self._stream(tokens), self._ep // self._tp
-        return self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
 
     def _computes(self, layer: Layer, tokens: int) -> float:
         """All but what a layer reads of earlier tokens."""
@@ -52,7 +45,7 @@ class UnlikeSteps(StepTimes):
         if layer.attention or layer.latent or layer.state:
             total += self._summed(self._stream(tokens))
         if layer.experts is not None and group > 1:
-            total += self._exchanged(tokens)
+            total += self._met(tokens)
         elif layer.experts is not None or layer.mlp is not None:
             total += self._summed(self._stream(tokens))
         return total
@@ -74,7 +67,8 @@ class UnlikeSteps(StepTimes):
             total += kernels * ops.moved(wide * self._element)
         if latent is not None:
             heads, indexer = self._heads(layer)[0], layer.indexer
-            total += latent_products(latent, heads, hidden, tokens, dtype, ops.product)
+            last = self._plain if "output" in layer.unquantized else self._linear
+            total += latent_products(latent, heads, hidden, tokens, (dtype, last), ops.product)
             if indexer is not None and indexer.owns_keys:
                 wide = indexer.heads * indexer.head_dim
                 total += ops.product(tokens, wide, latent.q_lora_rank, dtype)
