@@ -49,8 +49,12 @@ _STORED: Final = {
     "bf16": Stored("bfloat16"),
     "fp16": Stored("float16"),
 }
+_WIDE: Final = ("bf16", "fp16")
 _PER_CHANNEL: Final = ("redhatai", "neuralmagic", "nvidia", "amd")
 """Owners whose `-FP8` has a scale for each tensor or channel; that of others: for a block."""
+_NARROW_KV: Final = ("nvidia",)
+"""Owners whose checkpoints of 8 and 4 bits ask for keys and values of 8 bits, which engines take by
+themselves: those of Llama, and eight of ten configurations at hand (not DeepSeek-V4)."""
 _PARTLY_WIDE: Final = ("meta-llama",)
 """Owners whose `-FP8` keeps attention, and some layers, wide."""
 _WORD: Final = (
@@ -107,16 +111,25 @@ def as_named(spec: ModelSpec, name: str, source: str, field: str) -> ModelSpec:
         spec,
         linear_dtype=stored.weights,
         expert_dtype=stored.weights if spec.experts is not None else "",
-        published_kv_dtype=stored.kv_cache,
+        published_kv_dtype="fp8" if owner in _NARROW_KV else stored.kv_cache,
     )
 
 
 def check_dtype(spec: ModelSpec, dtype: str, source: str, field: str = "model.dtype") -> None:
-    """Raises InputError where a configured type of weights contradicts the checkpoint's name."""
+    """Raises InputError where a configured type of weights contradicts the checkpoint's name.
+
+    Or where nothing is configured, and the name has narrow weights that its config.json lacks.
+    """
     base, words = split_name(spec.name)
-    if dtype == "auto" or not words or words not in _STORED:
+    if not words:
         return
-    says = spec.linear_dtype or spec.dtype
+    if dtype == "auto" and words not in _WIDE and not (spec.linear_dtype or spec.expert_dtype):
+        problem = f"the name {spec.name!r} says -{words}, and its config.json nothing of it "
+        problem += "(hf_quant_config.json belongs beside it); set model.dtype"
+        raise InputError(source, None, "model.hf_config", problem)
+    if dtype == "auto" or words not in _STORED:
+        return
+    says = spec.linear_dtype or _STORED[words].weights
     if not is_alike(says, dtype):
         problem = f"{dtype} contradicts the name {spec.name!r}, whose weights are {says}; "
         problem += f"leave it out, or name {base!r}"

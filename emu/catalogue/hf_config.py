@@ -16,8 +16,7 @@ import msgspec
 from emu.catalogue.expert_groups import expert_groups
 from emu.catalogue.families import PLAIN, check_keys
 from emu.catalogue.layers import Experts, LatentAttention, Layer
-from emu.catalogue.model import ModelSpec
-from emu.catalogue.quantization import Quantization, read_quantization
+from emu.catalogue.model import ModelSpec, Quantization
 from emu.catalogue.reader import HIDDEN, ConfigReader, HfConfig
 from emu.catalogue.tower import Tower, read_tower
 from emu.errors import InputError
@@ -36,6 +35,8 @@ _MTP_WITHOUT_KEY: Final = {"qwen3_next": 1}
 MTP_LAYERS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_COUNT: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k")
+
+QUANTIZED: Final = ("quantization_config", "compression_config")
 
 UNGATED: Final = {
     "opt", "phi", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "bloom", "starcoder2",
@@ -73,6 +74,10 @@ class Published(msgspec.Struct, frozen=True):
 
     def stored(self, layers: int) -> Quantization:
         """The types of its weights."""
+        if self.companion is None and not any(map(self.read.get, QUANTIZED)):
+            return Quantization()
+        from emu.catalogue.quantization import read_quantization  # most are as they were trained
+
         return read_quantization(self.read, layers, self.companion)
 
 

@@ -52,6 +52,16 @@ UNITS: Final = {
 they are loaded, and multiplied in half precision."""
 
 
+class Quantization(msgspec.Struct, frozen=True):
+    """What a checkpoint stores its matrices as; empty types = as its activations."""
+
+    linear_dtype: str = ""
+    expert_dtype: str = ""
+    unquantized: tuple[frozenset[str], ...] = ()
+    """For each layer the parts that stay wide; empty = none."""
+    kv_cache_dtype: str = ""
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a model. Widths are elements, counts are counts."""
 
@@ -176,8 +186,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             experts=self.experts if has_experts else None,
             experts_gated=self.gated_mlp,
             norm_params=norms,
-            unquantized=self.unquantized[layer_index] if self.unquantized else frozenset(),
+            unquantized=self.kept_wide(layer_index),
         )
+
+    def kept_wide(self, layer_index: int) -> frozenset[str]:
+        """The parts of a layer that a quantized checkpoint keeps wide."""
+        if self.special_layers:
+            return self.special_layers[layer_index].unquantized
+        return self.unquantized[layer_index] if self.unquantized else frozenset()
 
     def is_window_layer(self, layer_index: int) -> bool:
         """Whether a layer's attention sees a window only."""

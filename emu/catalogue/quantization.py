@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from emu.catalogue.model import Quantization
 from emu.catalogue.reader import ConfigReader, HfConfig
 
 # Names of modules that stand for each part of a layer; a pattern that matches one of them keeps
@@ -33,41 +32,53 @@ _PREFIXES: Final = ("model.layers.{0}.", "model.language_model.layers.{0}.",
                     "language_model.model.layers.{0}.", "backbone.layers.{0}.")  # fmt: skip
 
 
-class Quantization(msgspec.Struct, frozen=True):
-    """What a checkpoint stores its matrices as; empty types = as its activations."""
-
-    linear_dtype: str = ""
-    expert_dtype: str = ""
-    unquantized: tuple[frozenset[str], ...] = ()
-    """For each layer the parts that stay wide; empty = none."""
-    kv_cache_dtype: str = ""
-
-
 def read_quantization(
     read: ConfigReader, layers: int, companion: HfConfig | None = None
 ) -> Quantization:
     """The scheme of a configuration. InputError: a method or format that emu cannot size."""
-    table = read.get("quantization_config")
+    table = read.get("quantization_config", read.get("compression_config"))  # its older name
     if table is None and companion is not None:
         table = companion.get("quantization")
         if isinstance(table, Mapping):
             table = {"quant_method": "modelopt", **table}
-    if not isinstance(table, Mapping):
+    if table is None:
         return Quantization()
+    if not isinstance(table, Mapping):
+        raise read.problem("quantization_config", f"expected a table, got {table!r}")
     method = str(table.get("quant_method", ""))
     if not method and "quant_algo" in table:
         method = "modelopt"
+    _check_whole(read, table)
     stored = _stored_as(read, table, method)
     patterns = _patterns(table)
-    kept = _kept_wide(patterns, layers)
+    kept = _kept_wide(read, patterns, _targets(table), layers)
     if method == "mxfp4" and not patterns:  # gpt-oss: nothing but the experts is stored so
         kept = (frozenset(("mixer", "output", "mlp", "shared")),) * layers
     return Quantization(
         linear_dtype=stored,
         expert_dtype=stored,
         unquantized=kept if any(kept) else (),
-        kv_cache_dtype=_kv_cache_dtype(table),
+        kv_cache_dtype=_kv_cache_dtype(read, table),
     )
+
+
+def _check_whole(read: ConfigReader, table: HfConfig) -> None:
+    """Refuse what changes some matrices in a way that no type of emu's has."""
+    key = "quantization_config"
+    sparse = table.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
+        raise read.problem(f"{key}.sparsity_config", "sparse weights are not modeled")
+    if str(table.get("quant_algo", "")).upper() == "MIXED_PRECISION":
+        raise read.problem(f"{key}.quant_algo", "matrices of several types are not modeled")
+    for name in _rules(table):
+        if not name.startswith("-:"):
+            raise read.problem(f"{key}.dynamic", f"{name!r} is stored otherwise than the rest")
+
+
+def _rules(table: HfConfig) -> list[str]:
+    """GPTQ's exceptions: an expression with "-:" before it leaves matrices as they were."""
+    rules = table.get("dynamic")
+    return [str(name) for name in rules] if isinstance(rules, Mapping) else []
 
 
 def _stored_as(read: ConfigReader, table: HfConfig, method: str) -> str:
@@ -84,7 +95,7 @@ def _stored_as(read: ConfigReader, table: HfConfig, method: str) -> str:
             return "int4_g32" if group == 32 else "int4"
         raise read.problem("quantization_config.bits", f"{method} with {bits} bits is not known")
     if method == "bitsandbytes":
-        return "int8" if table.get("load_in_8bit") else "int4"
+        return _of_bitsandbytes(read, table)
     if method in ("compressed-tensors", "compressed_tensors"):
         return _of_groups(read, table)
     if method == "modelopt":
@@ -92,8 +103,23 @@ def _stored_as(read: ConfigReader, table: HfConfig, method: str) -> str:
     raise read.problem(key, f"unknown quantization {method!r}")
 
 
-_WEIGHT_ONLY: Final = {"int8": "int8_wo", "nvfp4": "nvfp4_wo"}
+def _of_bitsandbytes(read: ConfigReader, table: HfConfig) -> str:
+    if table.get("load_in_8bit"):
+        return "int8"
+    if table.get("load_in_4bit"):
+        return "int4"
+    raise read.problem("quantization_config.load_in_4bit", "neither 4 nor 8 bits")
+
+
+_WEIGHT_ONLY: Final = {
+    "int8": "int8_wo",
+    "nvfp4": "nvfp4_wo",
+    "int4": "int4",
+    "int4_g32": "int4_g32",
+}
 """Types whose activations a checkpoint may leave wide: then products have 16 bits."""
+_BOTH: Final = ("fp8", "fp8_block", "int8", "nvfp4", "mxfp4")
+"""Types whose products have narrow activations."""
 
 
 def _of_groups(read: ConfigReader, table: HfConfig) -> str:
@@ -103,11 +129,16 @@ def _of_groups(read: ConfigReader, table: HfConfig) -> str:
         raise read.problem("quantization_config.config_groups", "the key is missing")
     found = set()
     for name, group in groups.items():
-        weights = group.get("weights") or {}
         key = f"quantization_config.config_groups.{name}.weights"
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise read.problem(key, "expected a table")
         stored = _of_weights(read, key, weights)
         is_narrow = bool(group.get("input_activations"))
-        found.add(stored if is_narrow else _WEIGHT_ONLY.get(stored, stored))
+        if stored not in (_BOTH if is_narrow else _WEIGHT_ONLY):
+            width = "narrow" if is_narrow else "16-bit"
+            raise read.problem(key, f"{stored} with {width} activations is not modeled")
+        found.add(stored if is_narrow else _WEIGHT_ONLY[stored])
     if len(found) != 1:
         raise read.problem(
             "quantization_config.config_groups",
@@ -118,7 +149,7 @@ def _of_groups(read: ConfigReader, table: HfConfig) -> str:
 
 def _of_weights(read: ConfigReader, key: str, weights: HfConfig) -> str:
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-    if kind == "float" and bits == 8:
+    if kind == "float" and bits == 8 and weights.get("strategy") != "group":  # that is MXFP8
         return "fp8_block" if weights.get("strategy") == "block" else "fp8"
     if kind == "float" and bits == 4:
         return "mxfp4" if group == 32 else "nvfp4"
@@ -145,51 +176,92 @@ def _of_modelopt(read: ConfigReader, table: HfConfig) -> str:
     raise read.problem("quantization_config.quant_algo", f"unknown algorithm {algorithm!r}")
 
 
-def _kv_cache_dtype(table: HfConfig) -> str:
-    if str(table.get("kv_cache_quant_algo", "")).upper() == "FP8":
+def _kv_cache_dtype(read: ConfigReader, table: HfConfig) -> str:
+    """Empty where keys and values stay wide. InputError: another type than 8 bits."""
+    algorithm, scheme = table.get("kv_cache_quant_algo"), table.get("kv_cache_scheme")
+    if algorithm:
+        if str(algorithm).upper() != "FP8":
+            key = "quantization_config.kv_cache_quant_algo"
+            raise read.problem(key, f"a KV cache of {algorithm!r} is not modeled")
         return "fp8"
-    scheme = table.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
+    if isinstance(scheme, Mapping) and scheme:
+        if scheme.get("num_bits") != 8:
+            key = "quantization_config.kv_cache_scheme"
+            raise read.problem(key, f"a KV cache of {scheme.get('num_bits')!r} bits is not modeled")
         return "fp8"
     return ""
 
 
 def _patterns(table: HfConfig) -> list[str]:
-    for key in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
+    found = [f"re:{rule.removeprefix('-:')}" for rule in _rules(table)]
+    keys = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+    for key in (*keys, "llm_int8_skip_modules"):
         listed = table.get(key)
         if isinstance(listed, list):
-            return [str(entry) for entry in listed]
-    return []
+            return found + [str(entry) for entry in listed]
+    return found
 
 
-def _kept_wide(patterns: Sequence[str], layers: int) -> tuple[frozenset[str], ...]:
-    """The parts of each layer that a list of exceptions names."""
-    if not patterns:
+def _targets(table: HfConfig) -> list[str]:
+    """What alone is quantized, where that is not every matrix."""
+    groups = table.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return []
+    listed = [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
+    names = [str(name) for names in listed if isinstance(names, list) for name in names]
+    return [] if _EVERY in names else names
+
+
+_EVERY: Final = "Linear"
+"""The class of all matrices, which a group of compressed-tensors names as its target."""
+
+
+def _kept_wide(
+    read: ConfigReader, patterns: Sequence[str], targets: Sequence[str], layers: int
+) -> tuple[frozenset[str], ...]:
+    """The parts of each layer that a list of exceptions names, or no target does."""
+    if not patterns and not targets:
         return ()
-    tests = [_matcher(pattern) for pattern in patterns]
+    left, taken = _matcher(read, patterns), _matcher(read, targets)
     kept = []
     for index in range(layers):
-        parts = {
-            part
-            for part, modules in _PART_MODULES.items()
-            if any(
-                test(prefix.format(index) + module)
-                for test in tests
-                for prefix in _PREFIXES
-                for module in modules
-            )
-        }
+        prefixes = [prefix.format(index) for prefix in _PREFIXES]
+        parts = set()
+        for part, modules in _PART_MODULES.items():
+            names = [prefix + module for prefix in prefixes for module in modules]
+            if any(map(left, names)) or (targets and not any(map(taken, names))):
+                parts.add(part)
         kept.append(frozenset(parts))
     return tuple(kept)
 
 
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    """A test of module names: `re:` expressions, globs, else a module or what lies below it."""
-    if pattern.startswith("re:"):
-        expression = re.compile(pattern.removeprefix("re:"))
-        return lambda name: expression.match(name) is not None
-    if "*" in pattern:
-        glob = re.compile(fnmatch.translate(pattern))
-        below = re.compile(fnmatch.translate(f"{pattern}.*"))
-        return lambda name: glob.match(name) is not None or below.match(name) is not None
-    return lambda name: name == pattern or name.startswith(f"{pattern}.")
+def _matcher(read: ConfigReader, patterns: Sequence[str]) -> Callable[[str], bool]:
+    """A test of module names: `re:` expressions, globs, else a module or what lies below it.
+
+    A module may be named by the end of its path alone (`self_attn`), as AWQ and bitsandbytes do.
+    Lists have hundreds of entries, so that plain ones are looked up.
+    """
+    plain, expressions = set(), []
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            expressions.append(pattern.removeprefix("re:"))
+        elif "*" in pattern:
+            glob = fnmatch.translate(pattern)
+            expressions += [glob, fnmatch.translate(f"{pattern}.*")]
+        else:
+            plain.add(pattern)
+    try:
+        compiled = re.compile("|".join(f"(?:{one})" for one in expressions))
+    except re.error as error:
+        raise read.problem("quantization_config", f"a wrong expression: {error}") from None
+    has_any = bool(expressions)
+
+    def is_named(name: str) -> bool:
+        words = name.split(".")
+        for first in range(len(words)):
+            for last in range(first, len(words)):
+                if ".".join(words[first : last + 1]) in plain:
+                    return True
+        return has_any and compiled.match(name) is not None
+
+    return is_named

@@ -17,7 +17,14 @@ from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
-from emu.cluster.replica_group import KERNEL_TIMES, Divided, ReplicaGroup, divide_memory, read_group
+from emu.cluster.replica_group import (
+    KERNEL_TIMES,
+    Divided,
+    ReplicaGroup,
+    divide_memory,
+    draft_method_of,
+    read_group,
+)
 from emu.config.engine_words import NO_ENGINE
 from emu.config.features import is_widened
 from emu.config.fleet import STATIC_PARTS
@@ -39,7 +46,7 @@ from emu.config.schema import (
     SchedulerTable,
     ServedModelTable,
 )
-from emu.engines.bundle import BoundEngine
+from emu.engines.bundle import BoundEngine, Deployment
 from emu.errors import InputError
 from emu.kv.groups import KvLayout
 from emu.kv.memory import MemoryPlan
@@ -148,8 +155,16 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The engine's constants on its GPUs, whatever the backend knows."""
         if self.bound is None:
             return None
-        on_gpu, ranks = self.bound.engine.on_gpu, self.tensor_parallel
-        return on_gpu(self.bound.model, self.gpu, ranks, self.scheduler)
+        there = Deployment(
+            gpu=self.gpu,
+            model=self.model,
+            ranks=self.tensor_parallel,
+            is_apart=self.role != "colocated",
+            shares_attention=bool(self.data_parallel_group) and self.model.experts is not None,
+            drafts=draft_method_of(self.features, self.scheduler),
+            scheduler=self.scheduler,
+        )
+        return self.bound.engine.on_gpu(self.bound.model, there)
 
     @property
     def engine_label(self) -> str:

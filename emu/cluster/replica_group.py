@@ -5,7 +5,7 @@ Its replicas are alike but for where they stand, and so perhaps in their GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -196,17 +196,24 @@ def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
     return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
 
 
+def draft_method_of(features: Sequence[Feature], scheduler: SchedulerTable) -> str:
+    """Where drafts come from that steps verify; empty = they verify none."""
+    methods = (one.draft_method(scheduler) for one in features)
+    return next(filter(None, methods), "")
+
+
 def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
     table, model_table, model = group.table, group.model_table, group.model
-    methods = [one.draft_method(group.scheduler) for one in group.features]
     server = Server(
         gpu=gpu,
         max_model_tokens=group.max_model_tokens,
         ranks=table.tensor_parallel * table.pipeline_parallel,
-        drafts=next(filter(None, methods), ""),
+        drafts=draft_method_of(group.features, group.scheduler),
     )
     scheduler = filled(group.scheduler, group.bound, server)
+    if table.role != "decode":  # with the defaults of the GPU
+        _check_misfit(scheduler, group.source)
     if isinstance(scheduler, VidurTable) and scheduler.memory_margin_fraction is not None:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
     engine = _counted_engine(group)
@@ -372,7 +379,7 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
-        check_dtype(spec, table.dtype, source)
+    check_dtype(spec, table.dtype, source)
     return spec
 
 
@@ -386,15 +393,19 @@ def _check_layers(group: ReplicaGroup) -> None:
         raise InputError(source, None, "latency.backend", problem)
 
 
+def _check_misfit(scheduler: SchedulerTable, source: str) -> None:
+    field, problem = scheduler.misfit
+    if problem:
+        raise InputError(source, None, f"scheduler.{field}", problem)
+
+
 def _check_scheduler(group: ReplicaGroup) -> None:
     """What its scheduler cannot do is not asked for."""
     scheduler, source = group.scheduler, group.source
     if scheduler.one_stage and group.table.pipeline_parallel > 1:
         problem = f'policy "{scheduler.policy}" knows one stage'
         raise InputError(source, None, f"{group.key}.pipeline_parallel", problem)
-    field, problem = scheduler.misfit
-    if problem:
-        raise InputError(source, None, f"scheduler.{field}", problem)
+    _check_misfit(scheduler, source)
     if scheduler.alone_key and group.table.data_parallel_group:
         problem = f"means nothing in a data_parallel_group ({group.key})"
         raise InputError(source, None, f"scheduler.{scheduler.alone_key}", problem)

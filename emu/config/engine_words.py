@@ -30,7 +30,8 @@ class EngineWords(NamedTuple):
 ENGINES: Final[dict[str, EngineWords]] = {
     "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), policies=("vllm",)),
     "sglang": EngineWords(
-        versions=("0.5.3", "0.5.6", "0.5.9", "0.5.14", "0.5.23"), policies=("sglang",)
+        versions=("0.5.3", "0.5.6", "0.5.9", "0.5.10", "0.5.14", "0.5.23"),
+        policies=("sglang",),
     ),
     "tensorrt-llm": EngineWords(versions=("1.0", "1.1", "1.2", "1.3"), policies=("tensorrt-llm",)),
 }

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.model import ModelSpec
 from emu.config.engine_words import ENGINES, engine_label
 from emu.config.schema import SchedulerTable
 from emu.kv.engine_memory import MemoryRule
@@ -29,6 +30,22 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs of a replica."""
     drafts: str = ""
     """Where drafts come from that its steps verify; empty = they verify none."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine runs, as far as its steps depend on it."""
+
+    gpu: GpuSpec
+    model: ModelSpec
+    ranks: int
+    """GPUs of a stage."""
+    is_apart: bool = False
+    """It serves prefill or decode alone."""
+    shares_attention: bool = False
+    """It is a member of a group with attention data parallelism."""
+    drafts: str = ""
+    """Where drafts come from that its steps verify; empty = they verify none."""
+    scheduler: SchedulerTable
 
 
 class Defaults(Protocol):
@@ -58,14 +75,12 @@ class Kernels(Protocol):
 class OnGpu(Protocol):
     """How an engine's model depends on where it runs."""
 
-    def __call__(
-        self, model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable
-    ) -> EngineModel:
-        """The model on so many of these GPUs, with this scheduler."""
+    def __call__(self, model: EngineModel, there: Deployment) -> EngineModel:
+        """The model there."""
         ...
 
 
-def same_on_all(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
+def same_on_all(model: EngineModel, there: Deployment) -> EngineModel:
     """It does not depend on that."""
     return model
 

@@ -1,14 +1,15 @@
 """SGLang: what its versions do, and what they take when nothing is said.
 
-Facts are read in the source of 0.5.3, 0.5.6, 0.5.9, 0.5.14 and 0.5.23. Host costs are estimates
-until they are fitted to measured servers.
+Facts are read in the source of 0.5.3, 0.5.6, 0.5.9, 0.5.10, 0.5.14 and 0.5.23. Host costs are
+estimates until they are fitted to measured servers.
 
 Memory. SGLang takes a part of what is free before the weights are loaded, and gives what the
 weights leave of it to KV pages; nothing is run to measure. What the other part must hold
 (activations, graphs) is estimated beforehand, and the part follows from it (`_fraction`).
 
 Graphs. Decodes run as captured graphs up to a batch that depends on the GPU, larger ones kernel by
-kernel. Prompts run kernel by kernel up to 0.5.9, and in compiled pieces from 0.5.14 on.
+kernel. Prompts run kernel by kernel up to 0.5.9, and in captured pieces from 0.5.10 on, where the
+server can (`sglang_prompts.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import msgspec
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, SglangTable
-from emu.engines.bundle import Engine, Server
+from emu.engines.bundle import Deployment, Engine, Server
+from emu.engines.sglang_prompts import captured_prompt_tokens
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import CALL_NS, EXPERTS_NS, LATENT_NS, EngineModel
@@ -70,7 +72,9 @@ _FUSED_SHARED: Final[Mapping[str, tuple[int, ...]]] = {
     "glm4_moe": (128, 160),
 }
 """Models whose one shared expert is fused with the routed ones -> routed experts they may have."""
-_OVERHEAD_SINCE: Final = ("0.5.14", "0.5.23")
+_OVERHEAD: Final = {"0.5.10": "taken", "0.5.14": "on", "0.5.23": "on"}
+_JOINS_SINCE: Final = ("0.5.10", "0.5.14", "0.5.23")
+_DRAFTS_OVERLAP_SINCE: Final = ("0.5.14", "0.5.23")
 _CHUNKS_STOP: Final = "0.5.9"
 _BESIDE_PROMPTS: Final = 3.0
 """Times that attention of decodes takes longer in a step with prompts (`enable_mixed_chunk`) on
@@ -188,20 +192,25 @@ def sglang_kernels(model: EngineModel) -> SglangKernels:
     return SglangKernels(release=_OLD_KERNELS if is_old else "")
 
 
-def sglang_on(model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable) -> EngineModel:
-    """The engine with the graphs that it captures on a GPU, and the calls of its layers there."""
+def sglang_on(model: EngineModel, there: Deployment, *, version: str) -> EngineModel:
+    """The engine with the graphs that it captures there, and the calls of its layers."""
+    table = there.scheduler
     graph = table.cuda_graph_max_bs if isinstance(table, SglangTable) else 0
-    graph = graph or _of_size(gpu, ranks)[1]
     latent_ns = model.eager_latent_ns
-    if gpu.architecture == "blackwell":
+    if there.gpu.architecture == "blackwell":
         latent_ns = min(latent_ns, _GENERATED_LATENT_NS)
-    model = msgspec.structs.replace(model, graph_tokens_max=graph, eager_latent_ns=latent_ns)
+    model = msgspec.structs.replace(
+        model,
+        graph_tokens_max=graph or _of_size(there.gpu, there.ranks)[1],
+        prompt_graph_tokens_max=captured_prompt_tokens(version, there),
+        eager_latent_ns=latent_ns,
+    )
     from emu.engines.grace import (  # a run of another engine needs none of it
         SGLANG_CALLS,
         called_on,
     )
 
-    return called_on(model, gpu, SGLANG_CALLS)
+    return called_on(model, there.gpu, SGLANG_CALLS)
 
 
 def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTable:
@@ -215,7 +224,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
     page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
     drafts = server.drafts
     fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph, drafts)
-    overhead = "on" if version in _OVERHEAD_SINCE else "off"
+    overhead = _OVERHEAD.get(version, "off")
     stops = "on" if version == _CHUNKS_STOP else "off"
     return msgspec.structs.replace(
         table,
@@ -227,7 +236,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
         max_running_requests=table.max_running_requests
         or (_DRAFTING_REQUESTS if drafts else _MAX_RUNNING_REQUESTS),
         disable_overlap_schedule=table.disable_overlap_schedule
-        or (bool(drafts) and version not in _OVERHEAD_SINCE),
+        or (bool(drafts) and not (table.enable_spec_v2 or version in _DRAFTS_OVERLAP_SINCE)),
         page_overhead=overhead if table.page_overhead == "auto" else table.page_overhead,
         full_stops_chunks=stops if table.full_stops_chunks == "auto" else table.full_stops_chunks,
     )
@@ -236,7 +245,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
 _V0_5_9: Final = EngineModel(
     name="sglang-0.5.9",
     graph_sizes="sglang",
-    prompt_graphs=False,
+    prompt_graph_tokens_max=0,
     compiled=False,
     eager_call_ns=CALL_NS,
     eager_latent_ns=LATENT_NS,
@@ -260,20 +269,18 @@ _V0_5_9: Final = EngineModel(
 )
 
 
-def _engine(version: str, *, is_later: bool = False) -> Engine:
-    """`is_later`: after 0.5.9, when prompts are captured and projections of states joined."""
+def _engine(version: str) -> Engine:
     return Engine(
         name="sglang",
         model=msgspec.structs.replace(
             _V0_5_9,
             name=f"sglang-{version}",
-            prompt_graphs=is_later,
-            joins_projections=is_later,
+            joins_projections=version in _JOINS_SINCE,
         ),
         memory=sglang_memory,
         kernels=sglang_kernels,
         defaults=partial(_filled, version=version),
-        on_gpu=sglang_on,
+        on_gpu=partial(sglang_on, version=version),
     )
 
 
@@ -281,7 +288,8 @@ SGLANG: Final = (
     _engine("0.5.3"),
     _engine("0.5.6"),
     _engine("0.5.9"),
-    _engine("0.5.14", is_later=True),
-    _engine("0.5.23", is_later=True),
+    _engine("0.5.10"),
+    _engine("0.5.14"),
+    _engine("0.5.23"),
 )
 """By version, the oldest first."""

@@ -21,7 +21,7 @@ import msgspec
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, TensorrtLlmTable
-from emu.engines.bundle import Engine, Server
+from emu.engines.bundle import Deployment, Engine, Server
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of, with_static_inputs
 from emu.latency.engine import CALL_NS, EXPERTS_NS, LATENT_NS, EngineModel
@@ -99,10 +99,9 @@ def tensorrt_llm_kernels(model: EngineModel) -> TensorrtLlmKernels:
     return TensorrtLlmKernels(release=_OLD_KERNELS if is_old else "")
 
 
-def tensorrt_llm_on(
-    model: EngineModel, gpu: GpuSpec, ranks: int, table: SchedulerTable
-) -> EngineModel:
+def tensorrt_llm_on(model: EngineModel, there: Deployment) -> EngineModel:
     """The engine with the graphs that its server is told to capture."""
+    table = there.scheduler
     if not isinstance(table, TensorrtLlmTable):
         return model
     model = msgspec.structs.replace(
@@ -110,7 +109,7 @@ def tensorrt_llm_on(
     )
     from emu.engines.grace import TENSORRT_LLM_CALLS, called_on  # as SGLang's
 
-    return called_on(model, gpu, TENSORRT_LLM_CALLS)
+    return called_on(model, there.gpu, TENSORRT_LLM_CALLS)
 
 
 def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> SchedulerTable:
@@ -134,7 +133,7 @@ def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> Sched
 _V1_2: Final = EngineModel(
     name="tensorrt-llm-1.2",
     graph_sizes="tensorrt-llm",
-    prompt_graphs=False,
+    prompt_graph_tokens_max=0,
     compiled=False,
     eager_call_ns=CALL_NS,
     eager_latent_ns=LATENT_NS,

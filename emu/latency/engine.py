@@ -23,6 +23,8 @@ import msgspec
 REFERENCE_GBYTES_PER_S: Final = 3350.0
 """Memory bandwidth (H100 SXM) at which the sampler's constants are stated."""
 
+ANY_TOKENS: Final = 1 << 30
+"""No limit on tokens."""
 CALL_NS: Final = 45_000
 LATENT_NS: Final = 1_400_000
 EXPERTS_NS: Final = 1_200_000
@@ -46,8 +48,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     graph_padding: bool = True
     """A batch runs as the next larger captured one; False: one that is not captured is launched
     kernel by kernel (TensorRT-LLM)."""
-    prompt_graphs: bool = True
-    """Steps with prompts run as captured pieces too; False: the host launches their kernels."""
+    prompt_graph_tokens_max: int = ANY_TOKENS
+    """Largest step with prompts that runs as captured pieces, up to what the sizes of graphs allow;
+    0: the host launches the kernels of all of them."""
     compiled: bool = True
     """Layers are compiled, so that the host launches the kernels of what is not captured; False: it
     calls each module of each layer from Python, as eagerly."""
@@ -172,9 +175,10 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def prompt_graph_limit(self, graph_limit: int, max_num_batched_tokens: int) -> int:
         """The same of steps with prompts; `graph_limit` is that of steps without."""
-        if self.enforce_eager or not self.prompt_graphs:
+        if self.enforce_eager:
             return 0
-        return max_num_batched_tokens if self.graph_sizes == "sglang" else graph_limit
+        most = max_num_batched_tokens if self.graph_sizes == "sglang" else graph_limit
+        return min(most, self.prompt_graph_tokens_max)
 
 
 def padded_prompts(tokens: int, limit: int) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LATENT_KERNELS: Final = 6
 """Norms of both latents, two quantizations of inputs, a copy, the second product."""
+_NONE: Final[frozenset[str]] = frozenset()
 _QUANTIZATIONS: Final = 2
 """Of the inputs of an expert that all tokens pass."""
 
@@ -89,19 +90,23 @@ class LayerCosts:
         self.linear = sizes.linear_dtype(spec, dtype)
         self.expert = sizes.expert_dtype(spec, dtype)
         self.plain = sizes.activation_dtype(spec, dtype)
-        kept_wide = spec.layer(spec.layers - 1).unquantized
-        self.mixer = self.plain if "mixer" in kept_wide else self.linear
-        self.output = self.plain if "output" in kept_wide else self.linear
-        """Of the last product of latent attention."""
         self.element = ops.activation_bytes
         moe = spec.experts
+        mixtures = [index for index in range(spec.layers) if spec.is_moe_layer(index)]
+        self.kept = spec.kept_wide(mixtures[-1] if mixtures else spec.layers - 1)
+        """Parts that stay wide in the last layer with experts, if there is one, else in the last.
+        """
         self._fused = moe.shared_ffn // moe.ffn if fuses_shared and moe is not None else 0
         """Shared experts that run in the kernels of the routed ones."""
         self.heads = ceil_div(spec.heads, tp)
         self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
 
-    def layer(self, tokens: int, is_moe: bool) -> TokenCost:
-        """One layer."""
+    def stored(self, part: str, kept: frozenset[str]) -> str:
+        """Type of a part of a layer ("mixer", "output", "mlp", "shared") that keeps some wide."""
+        return self.plain if part in kept else self.linear
+
+    def layer(self, tokens: int, is_moe: bool, kept: frozenset[str] = _NONE) -> TokenCost:
+        """One layer; `kept`: parts of it that a quantized checkpoint keeps wide."""
         spec, ops = self.spec, self.ops
         stream = tokens * spec.hidden * self.element
         # Read input and residual, write both.
@@ -112,12 +117,12 @@ class LayerCosts:
         if spec.wide_qk_norm:  # squares first; then all is read again, scaled and written
             norm_s += ops.elementwise_s(tokens * width) + ops.elementwise_s(2 * tokens * width)
         rotary_s = 0.0 if spec.position_rows else ops.elementwise_s(2 * tokens * width)
-        dense_s = self._attention_products_s(tokens)
+        dense_s = self._attention_products_s(tokens, kept)
         moe_s = 0.0
         if is_moe:
-            moe_s = self._moe_s(tokens)
+            moe_s = self._moe_s(tokens, kept)
         else:
-            dense_s += self._mlp_s(tokens, spec.ffn)
+            dense_s += self._mlp_s(tokens, spec.ffn, self.stored("mlp", kept))
         return TokenCost(
             dense=_ns(dense_s),
             moe=_ns(moe_s),
@@ -126,52 +131,57 @@ class LayerCosts:
             collectives=self._layer_collectives_ns(tokens, stream, is_moe),
         )
 
-    def _attention_products_s(self, tokens: int) -> float:
-        spec, gemm = self.spec, self.ops.gemm_s
+    def _attention_products_s(self, tokens: int, kept: frozenset[str]) -> float:
+        spec, gemm, dtype = self.spec, self.ops.gemm_s, self.stored("mixer", kept)
         mla = spec.latent
         if mla is None:
             width = (self.heads + 2 * self.kv_heads) * spec.head_dim
-            return gemm(tokens, width, spec.hidden, self.mixer) + gemm(
-                tokens, spec.hidden, self.heads * spec.head_dim, self.mixer
+            return gemm(tokens, width, spec.hidden, dtype) + gemm(
+                tokens, spec.hidden, self.heads * spec.head_dim, dtype
             )
-        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.mixer)
+        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, dtype)
         query_inner = mla.q_lora_rank or spec.hidden
-        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
+        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, dtype)
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        total += gemm(tokens, expanded, mla.kv_lora_rank, dtype)
         if self._is_timed_alone:
             # What goes into the latent space and out of it are two products, of 16 bits.
             total += _LATENT_KERNELS * self.ops.element_s
             total += expanded * mla.kv_lora_rank / self.ops.memory_rate
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.output)
+        return total + gemm(
+            tokens, spec.hidden, self.heads * mla.v_head_dim, self.stored("output", kept)
+        )
 
-    def _mlp_s(self, tokens: int, ffn: int) -> float:
+    def _mlp_s(self, tokens: int, ffn: int, dtype: str) -> float:
         spec, ops = self.spec, self.ops
         ffn = ceil_div(ffn, self.tp)
         parts = 2 if spec.gated_mlp else 1
         return (
-            ops.gemm_s(tokens, parts * ffn, spec.hidden, self.linear)
+            ops.gemm_s(tokens, parts * ffn, spec.hidden, dtype)
             + ops.elementwise_s((parts + 1) * tokens * ffn * self.element)
-            + ops.gemm_s(tokens, spec.hidden, ffn, self.linear)
+            + ops.gemm_s(tokens, spec.hidden, ffn, dtype)
         )
 
-    def _moe_s(self, tokens: int) -> float:
+    def _moe_s(self, tokens: int, kept: frozenset[str]) -> float:
         spec, ops = self.spec, self.ops
         moe = spec.experts
         assert moe is not None
+        fused = self._fused and ("shared" in kept) == ("experts" in kept)
         if spec.wide_router:
             total = ops.single_s(tokens, moe.count, spec.hidden)
         else:
             total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
-        total += self.plain_routed_s(tokens)
-        return total if self._fused else total + self.shared_s(tokens)
+        total += self.plain_routed_s(tokens, kept)
+        return total if fused else total + self.shared_s(tokens, kept)
 
-    def plain_routed_s(self, tokens: int) -> float:
+    def plain_routed_s(self, tokens: int, kept: frozenset[str]) -> float:
         """`routed_s` of the experts that all layers with experts have."""
         spec, moe = self.spec, self.spec.experts
         assert moe is not None
-        kinds = self.expert, spec.hidden
-        return self.routed_s(tokens, moe, *kinds, gated=spec.gated_mlp, fused=self._fused)
+        kinds = self.plain if "experts" in kept else self.expert, spec.hidden
+        # One kernel has weights of one type.
+        fused = self._fused if ("shared" in kept) == ("experts" in kept) else 0
+        return self.routed_s(tokens, moe, *kinds, gated=spec.gated_mlp, fused=fused)
 
     def routed_s(
         self, tokens: int, moe: Experts, kind: str, width: int, *, gated: bool, fused: int = 0
@@ -224,8 +234,10 @@ class LayerCosts:
         spec, routed = self.spec, self.routed
         assert spec.experts is not None
         assert routed is not None
-        around_s = (sum(self.layer(tokens, is_moe=True)[:4]) - _ns(self._moe_s(tokens))) / NS_PER_S
-        products_s = self._attention_products_s(tokens)
+        kept = self.kept
+        moe_s = self._moe_s(tokens, kept)
+        around_s = (sum(self.layer(tokens, True, kept)[:4]) - _ns(moe_s)) / NS_PER_S
+        products_s = self._attention_products_s(tokens, kept)
         last_s = self._last_products_s(tokens)
         rest_s = around_s - products_s  # norms and rotary
         gate_s = self.ops.gemm_s(tokens, spec.experts.count, spec.hidden, self.plain)
@@ -233,7 +245,7 @@ class LayerCosts:
         return LayerParts(
             before_s=products_s - last_s + rest_s / 2,
             after_s=last_s + rest_s / 2 + gate_s,
-            shared_s=self.shared_s(tokens),
+            shared_s=self.shared_s(tokens, kept),
             experts_s=times.experts_s,
             dispatch_s=carried.dispatch_s,
             combine_s=carried.combine_s,
@@ -244,21 +256,23 @@ class LayerCosts:
         """Products behind core attention: of values out of the latent space, and the output."""
         spec, gemm, mla = self.spec, self.ops.gemm_s, self.spec.latent
         width = self.heads * (spec.head_dim if mla is None else mla.v_head_dim)
+        dtype = self.stored("mixer", self.kept)
         if mla is None:
-            return gemm(tokens, spec.hidden, width, self.mixer)
-        last_s = gemm(tokens, spec.hidden, width, self.output)
+            return gemm(tokens, spec.hidden, width, dtype)
+        last_s = gemm(tokens, spec.hidden, width, self.stored("output", self.kept))
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         part = mla.v_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
-        return last_s + part * gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        return last_s + part * gemm(tokens, expanded, mla.kv_lora_rank, dtype)
 
-    def shared_s(self, tokens: int) -> float:
+    def shared_s(self, tokens: int, kept: frozenset[str]) -> float:
         """Experts that every token passes."""
         moe = self.spec.experts
         if moe is None or not moe.shared_ffn:
             return 0.0
         between_s = _QUANTIZATIONS * self.ops.element_s if self._is_timed_alone else 0.0
         gate_s = self.shared_gate_s(tokens) if moe.shared_gate else 0.0
-        return self._mlp_s(tokens, moe.shared_ffn) + between_s + gate_s
+        shared_s = self._mlp_s(tokens, moe.shared_ffn, self.stored("shared", kept))
+        return shared_s + between_s + gate_s
 
     def shared_gate_s(self, tokens: int) -> float:
         """The gate of such experts: a product of one column, its sigmoid, its product, the sum."""

@@ -167,7 +167,7 @@ class MixedRooflineBackend(RooflineBackend):
 
         costs, routed = self.costs, self.costs.routed
         assert routed is not None
-        times, shared_s = routed.times(self._ops, tokens), costs.shared_s(tokens)
+        times, shared_s = routed.times(self._ops, tokens), costs.shared_s(tokens, costs.kept)
         moved_s = times.exchange_s if routed.exchanges else 0.0
         around_s = self.moe_layer_ns(tokens) / NS_PER_S - times.experts_s - shared_s - moved_s
         times, carried = routed.of_group(self._ops, tokens, mean, largest)
@@ -212,7 +212,8 @@ class MixedRooflineBackend(RooflineBackend):
             kernels = 1 + (part.norm_params > 0) + 4 * part.output_gate
             rotary_s = kernels * ops.elementwise_s(moved)
         if layer.mlp is not None:
-            dense_s += self._mlp_s(tokens, layer.mlp.width, gated=layer.mlp.gated)
+            dtype = costs.stored("mlp", layer.unquantized)
+            dense_s += self._mlp_s(tokens, layer.mlp.width, dtype, gated=layer.mlp.gated)
         if layer.experts is not None:
             moe_s = self._experts_s(tokens, layer)
         reduces = (layer.attention or layer.latent or layer.state) is not None
@@ -233,8 +234,8 @@ class MixedRooflineBackend(RooflineBackend):
 
     def _mixer_s(self, tokens: int, layer: Layer) -> float:
         """Projections of attention and states, and the recurrence of a state."""
-        hidden, gemm, dtype = self.spec.hidden, self._ops.gemm_s, self._dtype_of(layer, "mixer")
-        total = 0.0
+        hidden, gemm, total = self.spec.hidden, self._ops.gemm_s, 0.0
+        dtype = self.costs.stored("mixer", layer.unquantized)
         part = layer.attention
         if part is not None:
             heads = ceil_div(part.heads, self._tp)
@@ -250,7 +251,8 @@ class MixedRooflineBackend(RooflineBackend):
             total += gemm(tokens, heads * mla.qk_head_dim, mla.q_lora_rank or hidden, dtype)
             expanded = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
             total += gemm(tokens, expanded, mla.kv_lora_rank, dtype)
-            total += gemm(tokens, hidden, heads * mla.v_head_dim, self._dtype_of(layer, "output"))
+            last = self.costs.stored("output", layer.unquantized)
+            total += gemm(tokens, hidden, heads * mla.v_head_dim, last)
             if layer.indexer is not None and layer.indexer.owns_keys:
                 total += self._indexer_products_s(tokens, layer.indexer, mla.q_lora_rank, dtype)
         if layer.state is not None:
@@ -287,14 +289,14 @@ class MixedRooflineBackend(RooflineBackend):
         flops = tokens * ceil_div(state.flops_per_token, self._tp)
         return total + flops / self._linear_rate + ops.element_s
 
-    def _mlp_s(self, tokens: int, width: int, *, gated: bool) -> float:
+    def _mlp_s(self, tokens: int, width: int, dtype: str, *, gated: bool) -> float:
         hidden, ops = self.spec.hidden, self._ops
         width = ceil_div(width, self._tp)
         parts = 2 if gated else 1
         return (
-            ops.gemm_s(tokens, parts * width, hidden, self.costs.linear)
+            ops.gemm_s(tokens, parts * width, hidden, dtype)
             + ops.elementwise_s((parts + 1) * tokens * width * self.costs.element)
-            + ops.gemm_s(tokens, hidden, width, self.costs.linear)
+            + ops.gemm_s(tokens, hidden, width, dtype)
         )
 
     def _experts_s(self, tokens: int, layer: Layer) -> float:
@@ -302,10 +304,11 @@ class MixedRooflineBackend(RooflineBackend):
         assert moe is not None
         total = ops.gemm_s(tokens, moe.count, hidden, self.costs.plain)
         total += self._routed_s(layer, tokens)
+        dtype = self.costs.stored("shared", layer.unquantized)
         if moe.hidden:  # to the experts' width and back
-            total += 2 * ops.gemm_s(tokens, moe.hidden, hidden, self.costs.linear)
+            total += 2 * ops.gemm_s(tokens, moe.hidden, hidden, dtype)
         if moe.shared_ffn:
-            total += self._mlp_s(tokens, moe.shared_ffn, gated=layer.experts_gated)
+            total += self._mlp_s(tokens, moe.shared_ffn, dtype, gated=layer.experts_gated)
             if moe.shared_gate:
                 total += self.costs.shared_gate_s(tokens)
         return total
@@ -316,9 +319,6 @@ class MixedRooflineBackend(RooflineBackend):
         dtype = costs.plain if "experts" in layer.unquantized else costs.expert
         inner = moe.hidden or self.spec.hidden
         return costs.routed_s(tokens, moe, dtype, inner, gated=layer.experts_gated)
-
-    def _dtype_of(self, layer: Layer, part: str) -> str:
-        return self.costs.plain if part in layer.unquantized else self.costs.linear
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count, context = sequences_of(shape)

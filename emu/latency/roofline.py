@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A run of layers on one pipeline stage. `dense` and `moe` count layers."""
+    """A run of layers on one pipeline stage."""
 
-    dense: int
-    moe: int
+    kinds: tuple[tuple[int, bool, frozenset[str]], ...]
+    """Layers whose products are alike: how many, with experts or without, and the parts of them
+    that a quantized checkpoint keeps wide."""
     full: int
     """Layers whose attention sees the whole context."""
     window: int
@@ -178,8 +180,7 @@ class RooflineBackend:
         layers = range(max(start, own.start), min(end, own.stop))
         is_last = stage == len(self.stage_ranges) - 1
         return Part(
-            dense=sum(not spec.is_moe_layer(index) for index in layers),
-            moe=sum(spec.is_moe_layer(index) for index in layers),
+            kinds=self._kinds_of(layers),
             full=sum(not spec.is_window_layer(index) for index in layers),
             window=sum(spec.is_window_layer(index) for index in layers),
             has_embedding=stage == 0 and start == 0,
@@ -188,14 +189,19 @@ class RooflineBackend:
             layers=layers,
         )
 
+    def _kinds_of(self, layers: range) -> tuple[tuple[int, bool, frozenset[str]], ...]:
+        """How many layers there are of each kind, in the order in which they come first."""
+        spec = self.spec
+        counts: dict[tuple[bool, frozenset[str]], int] = {}
+        for index in layers:
+            kind = spec.is_moe_layer(index), spec.kept_wide(index)
+            counts[kind] = counts.get(kind, 0) + 1
+        return tuple((count, *kind) for kind, count in counts.items())
+
     def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         """What T tokens cost on a stage: how often, and what."""
         costs = self.costs
-        terms = []
-        if part.dense:
-            terms.append((part.dense, self._layer(tokens, is_moe=False)))
-        if part.moe:
-            terms.append((part.moe, self._layer(tokens, is_moe=True)))
+        terms = [(count, self._layer(tokens, is_moe, kept)) for count, is_moe, kept in part.kinds]
         if part.has_embedding:
             terms.append((1, costs.embedding(tokens)))
         if part.has_head:
@@ -204,8 +210,8 @@ class RooflineBackend:
             terms.append((1, costs.send(tokens)))
         return terms
 
-    def _layer(self, tokens: int, *, is_moe: bool) -> TokenCost:
-        cost = self.costs.layer(tokens, is_moe)
+    def _layer(self, tokens: int, is_moe: bool, kept: frozenset[str]) -> TokenCost:
+        cost = self.costs.layer(tokens, is_moe, kept)
         stream_bytes = tokens * self.spec.hidden * self.costs.element
         if self.engine is not None and stream_bytes <= self.engine.fused_bytes_max:
             # The norms behind the all-reduces are in their kernels.
@@ -243,8 +249,12 @@ class RooflineBackend:
         return ceil_div(tokens, step) * step if step > 1 else tokens
 
     def moe_layer_ns(self, tokens: int) -> int:
-        """One layer with experts for so many tokens, without core attention and without overlap."""
-        return sum(self._layer(tokens, is_moe=True))
+        """A layer with experts for so many tokens, the mean of all, without core attention and
+        without overlap."""
+        kinds = self._kinds_of(range(self.spec.layers))
+        mixtures = [(count, kept) for count, is_moe, kept in kinds if is_moe]
+        total = sum(count * sum(self._layer(tokens, True, kept)) for count, kept in mixtures)
+        return total // max(1, sum(count for count, _ in mixtures))
 
     def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
         """The same in the order in which it is computed. `mean`, `largest`: tokens of the members
@@ -258,10 +268,14 @@ class RooflineBackend:
         return sum([experts for experts, _ in parts]), sum([moved for _, moved in parts])
 
     def _group_ns(self, shape: BatchShape, part: Part) -> tuple[int, int]:
-        if not shape.group_tokens or not part.moe:
-            return 0, 0
-        experts_ns, exchange_ns = self._more_of_group(shape, self.costs.plain_routed_s)
-        return part.moe * experts_ns, part.moe * exchange_ns
+        experts_ns = exchange_ns = 0
+        for count, is_moe, kept in part.kinds:
+            if is_moe:
+                routed_s = partial(self.costs.plain_routed_s, kept=kept)
+                experts, moved = self._more_of_group(shape, routed_s)
+                experts_ns += count * experts
+                exchange_ns += count * moved
+        return experts_ns, exchange_ns
 
     def _more_of_group(
         self, shape: BatchShape, routed_s: Callable[[int], float]

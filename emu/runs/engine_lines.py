@@ -1,4 +1,4 @@
-"""What a run says of its engines: their names, and how well the first one is known, in one line.
+"""What a run says of its engines: their names, and how well they are known, in one line.
 
 The distribution of the engine's constants (posterior of a learned engine, else the prior of
 measured runs) is carried through one step: the decodes that run on average, and the same step with
@@ -7,6 +7,7 @@ one prompt. Intervals of every figure come from draws (`emu run --draws N`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -28,7 +29,7 @@ _STEPS_BEFORE: Final = 1.5
 
 
 def engine_line(plan: Plan, known: str) -> str:
-    """The engines by name and version, and how well the first one is known."""
+    """The engines by name and version, and how well they are known."""
     labels = ", ".join(dict.fromkeys(replica.engine_label for replica in plan.replicas))
     return f"{labels}; {known}" if known else labels
 
@@ -72,14 +73,30 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
 
 
 def known_line(config: Config, plan: Plan, shape: tuple[int, int, int]) -> str:
-    """The same for a typical step (see `spread`)."""
-    found = spread(config, plan, shape)
-    if found is None:
+    """The same for a typical step (see `spread`).
+
+    First tokens are those of replicas that compute prompts, later ones of those that decode: the
+    least known of each counts, of all kinds of GPU and engine.
+    """
+    kinds: dict[tuple[str, str, str], int] = {}
+    for at, replica in enumerate(plan.replicas):
+        kinds.setdefault((replica.role, replica.gpu.name, replica.engine_label), at)
+    found = [(role, spread(config, plan, shape, at)) for (role, _, _), at in kinds.items()]
+    known = [(role, one) for role, one in found if one is not None]
+    if not known or len(known) < len(found):
         return ""
+    sources = dict.fromkeys(part for _, one in known for part in one.source.split("; "))
+    halves = [_widest(known, *which) for which in (("ttft", "decode"), ("tpot", "prefill"))]
     return (
-        f"mean TTFT ± {found.halves['ttft']:.0f} %, TPOT ± {found.halves['tpot']:.0f} % "
-        f"({found.source}; --draws N for intervals)"
+        f"mean TTFT ± {halves[0]:.0f} %, TPOT ± {halves[1]:.0f} % "
+        f"({'; '.join(sources)}; --draws N for intervals)"
     )
+
+
+def _widest(known: Sequence[tuple[str, Spread]], metric: str, other_role: str) -> float:
+    """The least known of a metric, per cent, of replicas of every role but one."""
+    widths = [one.halves[metric] for role, one in known if role != other_role]
+    return max(widths or [one.halves[metric] for _, one in known])
 
 
 def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0) -> Spread | None:

@@ -1,5 +1,6 @@
 """What the name of a checkpoint says of its weights."""
 
+import msgspec
 import pytest
 
 from emu.catalogue import from_hf_config, lookup_model, sizes
@@ -45,9 +46,27 @@ def test_an_fp8_name_halves_the_weights_and_keeps_its_suffix():
     assert sizes.parameter_count(wide) == sizes.parameter_count(narrow)
 
 
-def test_a_name_may_say_the_type_of_the_kv_cache():
-    spec = lookup_model("amd/Llama-3.1-8B-Instruct-FP8-KV")
-    assert sizes.kv_dtype(spec, "auto", "auto") == "fp8"
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("amd/Llama-3.1-8B-Instruct-FP8-KV", "fp8"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", "fp8"),
+        ("nvidia/Qwen3-32B-NVFP4", "fp8"),
+        ("nvidia/DeepSeek-R1-FP4", "fp8"),
+        ("RedHatAI/Qwen3-32B-NVFP4", "bfloat16"),
+        ("Llama-3.3-70B-Instruct-NVFP4", "bfloat16"),
+    ],
+)
+def test_a_name_may_say_the_type_of_the_kv_cache(name, kept):
+    assert sizes.kv_dtype(lookup_model(name), "auto", "auto") == kept
+
+
+def test_a_suffix_of_releases_is_no_other_checkpoint():
+    """Kimi-K2-Thinking was published in 4 bits, Kimi-K2-Instruct in 8."""
+    spec = lookup_model("moonshotai/Kimi-K2-Thinking")
+    assert spec.expert_dtype == "int4_g32"
+    assert set(map(spec.kept_wide, range(spec.layers))) == {frozenset(("mixer", "mlp", "shared"))}
+    assert sum(sizes.stage_weight_bytes(spec)) / 1e9 == pytest.approx(594.2, rel=0.002)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +101,14 @@ def test_the_type_of_a_servers_activations_leaves_narrow_weights_as_they_are():
     assert weights_under(lookup_model("Qwen/Qwen3-32B"), "bfloat16") == "bfloat16"
 
 
-def group(bits, kind, activations):
+def group(bits, kind, activations, targets=("Linear",), **more):
     weights = {"num_bits": bits, "type": kind, "group_size": 16 if kind == "float" else None}
-    found = {"weights": weights, "input_activations": activations}
+    found = {"weights": weights | more, "input_activations": activations}
+    found["targets"] = list(targets)
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": found}}
+
+
+NARROW = {"num_bits": 8, "type": "float"}
 
 
 @pytest.mark.parametrize(
@@ -101,13 +124,101 @@ def group(bits, kind, activations):
     ],
 )
 def test_weights_with_wide_activations_are_told_from_those_with_narrow_ones(stored, weights):
+    assert stored_so(stored).linear_dtype == weights
+
+
+def stored_so(stored, key="quantization_config", **more):
     config = {
-        "model_type": "llama",
+        "model_type": "mixtral",
         "hidden_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 512,
         "vocab_size": 1000,
-        "quantization_config": stored,
+        key: stored,
+        **more,
     }
-    assert from_hf_config(config, "x", "config.json").linear_dtype == weights
+    return from_hf_config(config, "x", "config.json")
+
+
+@pytest.mark.parametrize(
+    ("stored", "first", "second"),
+    [
+        # AWQ and bitsandbytes name the end of a path, or one layer's part.
+        ({"quant_method": "awq", "modules_to_not_convert": ["self_attn"]}, ["mixer"], ["mixer"]),
+        ({"quant_method": "awq", "modules_to_not_convert": ["mlp.gate", "visual"]}, [], []),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "llm_int8_skip_modules": ["lm_head", "model.layers.1.self_attn"],
+            },
+            [],
+            ["mixer"],
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*\.1\.self_attn.*": {}}},
+            [],
+            ["mixer"],
+        ),
+        # What no target names is not quantized.
+        (
+            group(4, "int", None, ["re:.*mlp.*"]),
+            ["mixer"],
+            ["mixer"],
+        ),
+        (
+            group(8, "float", NARROW, ["re:.*layers.1.self_attn.*"]),
+            ["experts", "mixer", "mlp", "shared"],
+            ["experts", "mlp", "shared"],
+        ),
+    ],
+)
+def test_what_a_checkpoint_keeps_wide_is_found_by_every_way_of_saying_it(stored, first, second):
+    spec = stored_so(stored)
+    assert [sorted(spec.kept_wide(0)), sorted(spec.kept_wide(1))] == [first, second]
+
+
+def test_the_older_name_of_the_table_is_read_too():
+    stored = group(8, "int", {"num_bits": 8, "type": "int"})
+    assert stored_so(stored, "compression_config").linear_dtype == "int8"
+
+
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit: neither 4 nor 8 bits"),
+        ({"quant_method": "gptq", "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: '+:.*down.*'"),
+        ({"quant_method": "fp8", "quant_algo": "MIXED_PRECISION"}, "matrices of several types"),
+        (group(8, "float", None), "fp8 with 16-bit activations is not modeled"),
+        (group(8, "float", NARROW, strategy="group"), "unknown type: 8 bits, 'float'"),
+        (group(4, "int", NARROW), "int4 with narrow activations is not modeled"),
+        ({**group(4, "int", None), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"},
+            "a KV cache of 'NVFP4' is not modeled",
+        ),
+        (
+            {**group(8, "float", NARROW), "kv_cache_scheme": {"num_bits": 4, "type": "float"}},
+            "a KV cache of 4 bits is not modeled",
+        ),
+        ("fp8", "expected a table, got 'fp8'"),
+        ({"quant_method": "awq", "modules_to_not_convert": ["re:("]}, "a wrong expression"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": 5}},
+            "config_groups.g.weights: expected a table",
+        ),
+    ],
+)
+def test_a_scheme_that_emu_cannot_size_is_refused(stored, problem):
+    with pytest.raises(InputError) as caught:
+        stored_so(stored)
+    assert problem in str(caught.value)
+
+
+def test_a_name_with_narrow_weights_needs_a_configuration_that_has_them():
+    spec = msgspec.structs.replace(lookup_model("Llama-3.1-8B"), name="Llama-3.1-8B-NVFP4")
+    with pytest.raises(InputError, match=r"hf_quant_config\.json belongs beside it"):
+        check_dtype(spec, "auto", "c.toml")
+    check_dtype(spec, "nvfp4", "c.toml")
+    check_dtype(msgspec.structs.replace(spec, name="Llama-3.1-8B-BF16"), "auto", "c.toml")

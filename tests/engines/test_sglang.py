@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import SglangTable
+from emu.engines.bundle import Deployment, Server
 from emu.engines.registry import engine_named, nearest_version
+from emu.engines.sglang_prompts import captured_prompt_tokens
 from emu.errors import InputError
-from emu.latency.engine import padded, padded_prompts
+from emu.latency.engine import ANY_TOKENS, padded, padded_prompts
 from emu.runs.run_json import with_limits
 from emu.runs.runner import execute
 
@@ -93,6 +96,7 @@ def test_kv_tokens_of_a_published_log() -> None:
     [
         ("0.5.3", "off", "off"),
         ("0.5.9", "off", "on"),
+        ("0.5.10", "taken", "off"),
         ("0.5.14", "on", "off"),
         ("", "on", "off"),
     ],
@@ -106,11 +110,70 @@ def test_versions_differ(version: str, overhead: str, stops: str) -> None:
     assert given.page_overhead == "off"
 
 
+LATENT, PLAIN, ALL = "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", ANY_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "gpu", "more", "tokens"),
+    [
+        ("0.5.9", PLAIN, "H200-SXM-141GB", {}, 0),
+        ("0.5.10", PLAIN, "H200-SXM-141GB", {}, ALL),
+        ("0.5.10", LATENT, "H200-SXM-141GB", {}, 2048),
+        ("0.5.14", LATENT, "H200-SXM-141GB", {}, 2048),
+        ("0.5.23", LATENT, "H200-SXM-141GB", {}, 8192),
+        ("0.5.10", LATENT, "B200", {}, 0),  # its experts run TensorRT-LLM's kernels
+        ("0.5.14", LATENT, "B200", {}, 2048),
+        ("0.5.23", LATENT, "B200", {}, 0),  # so does its attention
+        ("0.5.10", "openai/gpt-oss-120b", "B200", {}, ALL),
+        ("0.5.14", "Qwen/Qwen3-Next-80B-A3B-Instruct", "B200", {}, 0),
+        ("0.5.23", "Qwen/Qwen3-Next-80B-A3B-Instruct", "B200", {}, ALL),
+        ("0.5.23", "Qwen/Qwen3-VL-8B", "B200", {}, 0),
+        ("0.5.14", "meta-llama/Llama-2-7b", "B200", {}, 4096),
+        ("0.5.14", PLAIN, "B200", {"role": "prefill"}, 0),
+        ("0.5.23", PLAIN, "B200", {"role": "prefill"}, ALL),
+    ],
+)
+def test_prompts_are_captured_where_the_version_can(
+    version: str, model: str, gpu: str, more: dict[str, object], tokens: int
+) -> None:
+    ranks = 8 if model == LATENT else 1
+    one = {"tensor_parallel": ranks, **more}
+    tables = {
+        "model": {"name": model},
+        "engine": {"name": "sglang", "version": version},
+        "nodes": [{"gpu": gpu, "gpus": 8}],
+        "replicas": [one, {**one, "role": "decode"}] if "role" in more else [one],
+    }
+    engine = make_plan(config_from_dict(tables)).replicas[0].engine
+    assert engine is not None
+    assert engine.prompt_graph_tokens_max == tokens
+
+
+def test_drafts_overlap_from_0_5_14_on_or_where_the_server_is_told() -> None:
+    server = Server(gpu=lookup_gpu("H200-SXM-141GB"), max_model_tokens=4096, drafts="mtp")
+    for version, told, overlaps in (
+        ("0.5.9", False, False),
+        ("0.5.9", True, True),
+        ("0.5.10", False, False),
+        ("0.5.14", False, True),
+    ):
+        table = SglangTable(enable_spec_v2=told)
+        filled = engine_named(f"sglang-{version}").defaults(table, server)
+        assert filled.overlap == ("auto" if overlaps else "off")
+
+
+def test_drafts_keep_prompts_out_of_graphs_before_the_newest_version() -> None:
+    one = replica("H200-SXM-141GB")
+    there = Deployment(gpu=one.gpu, model=one.model, ranks=1, drafts="mtp", scheduler=one.scheduler)
+    assert captured_prompt_tokens("0.5.14", there) == 0
+    assert captured_prompt_tokens("0.5.23", there) == ANY_TOKENS
+
+
 def test_other_programs_name_versions_in_full() -> None:
     assert engine_named("SGLang v0.5.9.post1").label == "sglang-0.5.9"
-    asked = ("0.4.9", "0.5.5", "0.5.9", "0.5.10", "0.6.0")
+    asked = ("0.4.9", "0.5.5", "0.5.9", "0.5.12", "0.6.0")
     assert [nearest_version("sglang", one) for one in asked] == [
-        *("0.5.3", "0.5.3", "0.5.9", "0.5.9", "0.5.23")
+        *("0.5.3", "0.5.3", "0.5.9", "0.5.10", "0.5.23")
     ]
 
 
@@ -230,3 +293,14 @@ def test_a_run_with_leaps_is_one_without(
         names = ("requests.csv", "summary.json", "timeseries.csv")
         found.append([(out / name).read_bytes() for name in names])
     assert found[0] == found[1]
+
+
+def test_prompts_are_cut_at_whole_pages() -> None:
+    """As `ServerArgs.check_server_args`; a piece below a page would never be admitted."""
+    problem = r"scheduler\.chunked_prefill_size: 7 is no multiple of page_size, which is 64"
+    with pytest.raises(InputError, match=problem):
+        replica("B200", policy="sglang", chunked_prefill_size=7)
+    with pytest.raises(InputError, match="8192 is no multiple of page_size, which is 3"):
+        replica("H100-SXM5-80GB", policy="sglang", page_size=3)
+    assert table_of(replica("H100-SXM5-80GB", policy="sglang", chunked_prefill_size=7))
+    assert table_of(replica("B200", policy="sglang", chunked_prefill_size=-1))

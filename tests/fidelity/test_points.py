@@ -157,6 +157,14 @@ def test_a_run_of_many_clients_is_cut_and_its_ends_count_as_in_a_whole_one(tmp_p
         ({"ttft_ms": ""}, "no mean latencies"),
         ({"tpot_ms": "fast"}, "tpot_ms 'fast'"),
         ({"isl": "10.5"}, "isl 10.5"),
+        ({"isl": "0"}, "isl 0"),
+        ({"load_value": "0"}, "load_value 0"),
+        ({"osl": "1"}, "outputs of one token have no TPOT"),
+        ({"ttft_ms": "-5"}, "ttft_ms '-5'"),
+        ({"tpot_ms": "0"}, "tpot_ms '0'"),
+        ({"ttft_ms": "inf"}, "ttft_ms 'inf'"),
+        ({"tpot_ms": "nan"}, "no mean latencies"),
+        ({"precision": "fp3"}, "precision fp3"),
     ],
 )
 def test_a_row_that_says_too_little_is_left_out_with_its_reason(
@@ -165,6 +173,22 @@ def test_a_row_that_says_too_little_is_left_out_with_its_reason(
     points, unread = read_points(table(tmp_path, changed))
     assert points == []
     assert [one.reason for one in unread] == [reason]
+
+
+def test_a_name_is_of_one_row(tmp_path: Path) -> None:
+    points, _ = read_points(table(tmp_path, {}, {"isl": "512"}))
+    assert [(p.point_id, p.prompt_tokens) for p in points] == [("a", 256), ("a:3", 512)]
+    table(tmp_path / "below", {"isl": "512"})
+    with pytest.raises(InputError, match="id: 'a' is the name of a row of another table, too"):
+        point_board(FidelityOptions(directory=tmp_path, jobs=1))
+
+
+def test_a_spreadsheets_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    lines = table(tmp_path, {}).read_text(encoding="utf-8").splitlines()
+    moved = [",".join([one.split(",")[2], *one.split(",")]) for one in lines]
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([*moved, ""]), encoding="utf-8-sig")
+    assert [point.source for point in read_points(path)[0]] == ["inferencex-test"]
 
 
 def test_prefill_and_decode_servers_are_read_apart(tmp_path: Path) -> None:

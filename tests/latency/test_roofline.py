@@ -411,3 +411,35 @@ def test_a_step_takes_as_long_whatever_was_asked_before():
     alone = [make(engine=engine(name="sglang-0.5.9")).iteration_ns(step) for step in steps]
     backend = make(engine=engine(name="sglang-0.5.9"))
     assert [backend.iteration_ns(step) for step in (*steps, *steps)] == [*alone, *alone]
+
+
+def keeping(part, layers, name):
+    """A model in 4 bits that keeps one part of its first layers wide; and its backend."""
+    plain = lookup_model(name)
+    kept = tuple(frozenset((part,) if at < layers else ()) for at in range(plain.layers))
+    narrow = {"linear_dtype": "int4", "expert_dtype": "int4"}
+    if not plain.special_layers:
+        spec = msgspec.structs.replace(plain, unquantized=kept, **narrow)
+        return spec, RooflineBackend(spec, lookup_gpu("H200"), tp=8)
+    each = zip(plain.special_layers, kept, strict=True)
+    unlike = tuple(msgspec.structs.replace(layer, unquantized=wide) for layer, wide in each)
+    spec = msgspec.structs.replace(plain, special_layers=unlike, **narrow)
+    return spec, MixedRooflineBackend(spec, lookup_gpu("H200"))
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Nemotron-H-8B-Base-8K"])
+@pytest.mark.parametrize("part", ["mixer", "mlp", "shared", "experts"])
+def test_what_a_checkpoint_keeps_wide_is_read_wide_layer_by_layer(name, part):
+    none, base = keeping(part, 0, name)
+    before = sizes.layers_weight_bytes(none)
+    took = base.iteration_ns(decodes(4, 100))
+    longer = []
+    for layers in (1, 4, none.layers):
+        spec, backend = keeping(part, layers, name)
+        held = zip(before, sizes.layers_weight_bytes(spec), strict=True)
+        wider = sum(wide > narrow for narrow, wide in held)
+        more = backend.iteration_ns(decodes(4, 100)) - took
+        assert (more > 0) == (wider > 0)
+        longer += [more / wider] if wider else []
+    if name == "DeepSeek-V3":  # all its layers have parts of one size
+        assert max(longer) == pytest.approx(min(longer), rel=1e-3)

@@ -46,6 +46,32 @@ def test_a_shape_between_two_measured_ones_lies_between_them() -> None:
     assert 1.0 < factors.of("products", (5800, 5800), 10) < math.exp(0.4)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize(
+    "gpu", ["H100", "H200", "H100-NVL", "B200", "GB200", "B300", "GB300", "RTXPRO6000"]
+)
+def test_experts_of_half_the_bytes_take_no_longer(gpu: str, engine: str) -> None:
+    """A kernel that no server of the engine runs may stand in a table of operations."""
+    spec = lookup_gpu(gpu)
+    ops = Ops(spec, kernels_of(spec, engine), 2)
+    for count, per_token, hidden, ffn in ((128, 8, 2048, 768), (8, 2, 4096, 14_336)):
+        for tokens in (32, 64, 128, 256, 512, 1024, 2048):
+            wide, narrow = (
+                ops.experts_s(
+                    tokens,
+                    count=count,
+                    per_token=per_token,
+                    hidden=hidden,
+                    ffn=ffn,
+                    matrices=3,
+                    dtype=dtype,
+                    ep=1,
+                )
+                for dtype in ("bfloat16", "fp8")
+            )
+            assert narrow < 1.05 * wide, tokens
+
+
 def test_shipped_files_say_where_they_are_from_and_are_small() -> None:
     assert len(FILES) >= 20
     assert sum(file.stat().st_size for file in FILES) < 2 << 20

@@ -97,6 +97,8 @@ def random_program(seed: int) -> Program:
         full_stops_chunks=rng.choice(("on", "off")),
     )
     looks = random.Random(f"looks {seed}")  # of its own, so that other programs stay
+    if table.page_overhead == "on" and random.Random(f"overhead {seed}").random() < 0.3:
+        table = replace(table, page_overhead="taken")
     if looks.random() < 0.3:
         table = replace(table, scheduler_recv_interval=looks.choice((2, 7, 30)))
     span = rng.choice((1, 20_000, 200_000))

@@ -41,7 +41,7 @@ def request(rid: int, ids: range | list[int], output: int, made: int = 0) -> Req
 def admission(
     pool: TreePool, chunk: int = 512, ratio: float = 0.7, running: int = 0, overhead: bool = False
 ) -> Admission:
-    rules = Rules(16_384, chunk, overhead, not overhead, False)
+    rules = Rules(16_384, chunk, overhead, overhead, not overhead, False)
     return Admission(pool, rules, ratio, [Owed(1000, 100, 10)] * running)
 
 
@@ -102,7 +102,7 @@ def test_pages_are_charged_whole(
 
 
 def test_the_input_budget_lets_a_first_request_pass() -> None:
-    rules = Rules(50, UNLIMITED, False, True, False)
+    rules = Rules(50, UNLIMITED, False, False, True, False)
     forming = Admission(TreePool(1000, 1), rules, 0.7, [])
     assert forming.add(request(0, range(100), 5)) == OTHER, "nothing is left of it"
     forming = Admission(TreePool(1000, 1), rules, 0.7, [])
@@ -111,7 +111,7 @@ def test_the_input_budget_lets_a_first_request_pass() -> None:
 
 
 def test_known_lengths_are_played_to_the_end() -> None:
-    rules = Rules(16_384, UNLIMITED, False, True, True)
+    rules = Rules(16_384, UNLIMITED, False, False, True, True)
     pool = TreePool(300, 1, caches=False)
     # 100 tokens each and 49 to come: at the end of the first two, 3 x 49 must be left of 0.
     waiting = [request(rid, range(100), 49) for rid in range(3)]
@@ -229,11 +229,14 @@ def scheduler(
     *,
     ahead: bool,
     num_blocks: int = 1000,
+    page: int = 1,
     members: int = 1,
     hands_off: bool = False,
     **keys: object,
 ) -> SglangScheduler:
-    limits = ReplicaLimits(num_blocks=num_blocks, block_size=1, max_model_tokens=10_000, leap=False)
+    limits = ReplicaLimits(
+        num_blocks=num_blocks, block_size=page, max_model_tokens=10_000, leap=False
+    )
     limits.forms_ahead, limits.members, limits.hands_off = ahead, members, hands_off
     return SglangScheduler(SglangTable(**keys), limits)
 
@@ -377,6 +380,20 @@ def test_prompts_go_first_and_alone() -> None:
     batch = mixed.schedule(10)
     assert batch is not None
     assert (batch.shape.prefill_new, batch.shape.decode_count) == ([15], 1)
+
+
+@pytest.mark.parametrize(
+    ("overhead", "taken", "can_hold"), [("off", 2, True), ("taken", 1, True), ("on", 1, False)]
+)
+def test_a_page_more_is_charged_and_asked_for(overhead: str, taken: int, can_hold: bool) -> None:
+    """Of 128 tokens in pages of 16: two requests ask for 57 and are charged 58, one asks for 112."""
+    of = scheduler(ahead=True, num_blocks=8, page=16, page_overhead=overhead)
+    assert (of.can_ever_hold(request(9, range(100), 12)) == "") is can_hold
+    for rid in range(2):
+        of.enqueue(request(rid, range(100 * rid, 100 * rid + 47), 10), 0)
+    batch = of.schedule(0)
+    assert batch is not None
+    assert batch.shape.sequences == taken
 
 
 def test_a_request_that_can_never_be_admitted_is_told() -> None:

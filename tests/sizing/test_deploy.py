@@ -218,3 +218,19 @@ def test_a_run_needs_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "--gpu" in capsys.readouterr().err
     assert main(["run", "--gpu", "H100", "--rate", "1", "--preset", "code"]) == 2
     assert "--model: give a configuration file, or a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "is_narrow"),
+    [
+        ({"name": "nvidia/Llama-3.3-70B-Instruct-FP8"}, True),
+        ({"name": "nvidia/Llama-3.3-70B-Instruct-FP8", "kv_cache_dtype": "bfloat16"}, False),
+        ({"name": "meta-llama/Llama-3.1-8B", "kv_cache_dtype": "fp8"}, True),
+        ({"name": "meta-llama/Llama-3.1-8B"}, False),
+    ],
+)
+def test_keys_and_values_have_the_type_that_was_emulated(
+    model: dict[str, str], is_narrow: bool
+) -> None:
+    config = config_from_dict({"model": model, "nodes": [{"gpu": "B200"}], "replicas": [{}]})
+    assert ("--kv-cache-dtype" in vllm_flags(config, 0)) == is_narrow

@@ -21,10 +21,12 @@ _PLAIN: Final = ("float32", "float16", "bfloat16")
 _CONNECTOR: Final = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 
 
-def _scheduler_of(config: Config, group: int) -> SchedulerTable:
-    """The scheduler of a group, with the defaults of its engine on its GPU."""
-    plan = make_plan(config)
-    return next((r.scheduler for r in plan.replicas if r.group == group), config.scheduler)
+def _found(config: Config, group: int) -> tuple[SchedulerTable, str]:
+    """The scheduler of a group, with the defaults of its engine on its GPU, and the type of its
+    KV, which a checkpoint may have said."""
+    replicas = make_plan(config).replicas
+    found = ((r.scheduler, r.kv_dtype) for r in replicas if r.group == group)
+    return next(found, (config.scheduler, config.model.kv_cache_dtype))
 
 
 def checkpoint(table: ModelTable, answer: Answer) -> str:
@@ -38,7 +40,7 @@ def checkpoint(table: ModelTable, answer: Answer) -> str:
 def vllm_flags(config: Config, group: int) -> list[str]:
     """`vllm serve MODEL --flags` of a group of replicas."""
     table, model = config.replicas[group], config.model
-    scheduler = _scheduler_of(config, group)
+    scheduler, kv_dtype = _found(config, group)
     flags = ["vllm", "serve", model.name]
     if model.hf_config:  # the checkpoint lies beside its config.json
         flags = ["vllm", "serve", str(Path(model.hf_config).parent)]
@@ -59,7 +61,7 @@ def vllm_flags(config: Config, group: int) -> list[str]:
         flags += ["--dtype", model.dtype]
     elif model.dtype in _QUANTIZED:
         flags += ["--quantization", _QUANTIZED[model.dtype]]
-    if model.kv_cache_dtype == "fp8":
+    if kv_dtype == "fp8":
         flags += ["--kv-cache-dtype", "fp8"]
     if table.role in ("prefill", "decode"):
         flags += ["--kv-transfer-config", _CONNECTOR]

@@ -53,8 +53,9 @@ class SweepResult(msgspec.Struct):
     """Points that had been run before."""
     roles: list[str] = []
     """Roles of the groups of replicas of the first point that has a configuration."""
-    known: str = ""
-    """How well the engine is known at the first point that completed; empty with draws."""
+    known: list[str] = []
+    """How well the engine is known at the first point that completed, and at the first with each
+    other kind of GPU that is swept; none with draws."""
     wall_s: float = 0.0
 
 
@@ -104,13 +105,17 @@ def run_sweep(options: SweepOptions, watch: Watch | None = None) -> SweepResult:
     return result
 
 
-def _known(driver: Driver, rows: Sequence[Row], source: str) -> str:
-    """How well the engine of the first point that completed is known, by arithmetic."""
+def _known(driver: Driver, rows: Sequence[Row], source: str) -> list[str]:
+    """How well the engine is known, by arithmetic: of points that completed the first, and the
+    first on each kind of GPU."""
     from emu.runs.engine_lines import known_line, typical_of
 
+    lines: dict[str, str] = {}
     for row in rows:
         figures = row.result.figures
-        if row.result.status != "completed" or not figures["completed"]:
+        gpus = {key: value for key, value in row.point.values.items() if key.endswith(".gpu")}
+        where = ", ".join(f"{key} = {value}" for key, value in gpus.items())
+        if row.result.status != "completed" or not figures["completed"] or where in lines:
             continue
         config = driver.config_of(row.point)
         plan = make_plan(config, source)
@@ -121,8 +126,13 @@ def _known(driver: Driver, rows: Sequence[Row], source: str) -> str:
             prompt_tokens=figures["total_input_tokens"] / count,
             output_tokens=figures["total_output_tokens"] / count,
         )
-        return known_line(config, plan, shape)
-    return ""
+        lines[where] = known_line(config, plan, shape)
+    is_one = len(lines) == 1
+    return [
+        f"engine at {'the first point' if is_one else where}: {line}"
+        for where, line in lines.items()
+        if line
+    ]
 
 
 def _roles(base: Base, fixed: Document, rows: Sequence[Row]) -> list[str]:

@@ -30,7 +30,7 @@ def drawn_lines(result: SweepResult) -> list[str]:
     """What intervals come from, in words; without draws how well the engine is known."""
     drawn = [row.draws for row in result.rows if row.draws is not None]
     if not drawn:
-        return [f"engine at the first point: {result.known}"] if result.known else []
+        return result.known
     first = drawn[0]
     lines = [f"{first.level_percent} % intervals of {first.count} draws at each point"]
     for name in _SOURCED:

@@ -80,7 +80,7 @@ class EngineTable(ExpertKeys, kw_only=True, frozen=True):
     version: Annotated[
         str,
         doc(
-            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.14 or 0.5.23; tensorrt-llm: 1.0, 1.1, 1.2 or 1.3; empty = the newest, or that of the learned file."
+            "vllm: 0.11, 0.15 or 0.19; sglang: 0.5.3, 0.5.6, 0.5.9, 0.5.10, 0.5.14 or 0.5.23; tensorrt-llm: 1.0, 1.1, 1.2 or 1.3; empty = the newest, or that of the learned file."
         ),
     ] = ""
     learned: Annotated[
@@ -319,6 +319,12 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     disable_overlap_schedule: Annotated[
         bool, doc("Choose a batch when the one before it has ended, not when it starts.")
     ] = False
+    enable_spec_v2: Annotated[
+        bool,
+        doc(
+            "Batches that verify drafts overlap too (`SGLANG_ENABLE_SPEC_V2=1`); from 0.5.14 on they always do."
+        ),
+    ] = False
     ignore_eos: Annotated[
         bool,
         doc("Requests say that outputs are as long as they may be."),
@@ -339,8 +345,10 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
         doc("Type of states; auto = that of the model's config, float32 if it has none."),
     ] = "auto"
     page_overhead: Annotated[
-        Literal["auto", "on", "off"],
-        doc("Admission charges a page more per request; auto = from 0.5.14 on."),
+        Literal["auto", "on", "taken", "off"],
+        doc(
+            "Admission charges a page more per request, and asks for it (on) or not (taken); auto = taken in 0.5.10, on from 0.5.14 on."
+        ),
     ] = "auto"
     full_stops_chunks: Annotated[
         Literal["auto", "on", "off"],
@@ -355,6 +363,14 @@ class SglangTable(SchedulerTable, kw_only=True, frozen=True, tag="sglang"):
     def colocated_key(self) -> str:
         """Prefill looks after each batch; what decode gets is not in its inbox, but handed over."""
         return "scheduler_recv_interval" if self.scheduler_recv_interval > 1 else ""
+
+    @property
+    def misfit(self) -> tuple[str, str]:
+        """A prompt is cut at whole pages (`ServerArgs.check_server_args`)."""
+        chunk, page = self.chunked_prefill_size, self.page_size
+        if chunk > 0 and page and chunk % page:
+            return "chunked_prefill_size", f"{chunk} is no multiple of page_size, which is {page}"
+        return "", ""
 
     @property
     def requests_max(self) -> int:

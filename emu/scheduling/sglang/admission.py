@@ -11,7 +11,8 @@ The request that exceeds the chunk budget is cut there; its next piece goes firs
 With `ignore_eos` and no prefix cache the lengths of all outputs are known: then requests are taken
 as long as the pool would suffice at every end of one, in order of their ends (`_fits_to_the_end`).
 
-Lengths are cut to whole pages where SGLang does; 0.5.14 charges one page more for each request.
+Lengths are cut to whole pages where SGLang does; 0.5.10 charges one page more for each request, and
+0.5.14 asks for it, too.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Rules(NamedTuple):
     prefill_tokens: int
     chunk_tokens: int
     """`UNLIMITED`: prompts are not cut."""
-    page_overhead: bool
-    """A page more is charged for each request."""
+    page_asked: bool
+    """A request needs a page more than its tokens."""
+    page_charged: bool
+    """A page more is charged for each request that is taken."""
     input_always: bool
     """The input budget holds although prompts are cut."""
     ignores_eos: bool
@@ -159,7 +162,7 @@ class Admission:
         new = reached - had
         left = request.max_output_tokens - request.generated_tokens
         needed = new + min(max(left, 0), OUTPUT_MAX)
-        if rules.page_overhead:
+        if rules.page_asked:
             needed += self._page
         if needed >= self.total_left:
             return NO_TOKEN
@@ -198,7 +201,7 @@ class Admission:
         self._charged_now += tokens
         self.input_left -= tokens
         self.chunk_left -= tokens
-        if self._rules.page_overhead:
+        if self._rules.page_charged:
             self._charged += self._page
             self._charged_now += self._page
 

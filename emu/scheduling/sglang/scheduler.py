@@ -33,7 +33,7 @@ that has nothing else to do polls on, and takes it at once; one whose group goes
 **Drafts** (`VerifyingSet`). A decode makes its drafts, and verifies them with the last token: it
 asks for the pages of all of them, twice where results come one batch late, in whole pages. Of a
 tree one draft of each level can be accepted. What is taken back is the last of the batch. Up to
-0.5.9 there is no overlap beside drafts.
+0.5.10 there is no overlap beside drafts but where `enable_spec_v2` asks for it.
 
 **Leaps.** A promise is a run of decodes in which no request ends, none is waiting or the batch is
 full, and no page can be lacking. Decodes advance together in the cohort
@@ -158,12 +158,13 @@ class SglangScheduler(LookingScheduler):
         self._cohort = self.running.cohort
         self._step_blocks = self._blocks_of_step()
         self._order = Order(table.schedule_policy, self.pool)
-        has_overhead = table.page_overhead == "on"
+        is_asked = table.page_overhead == "on"
         self._rules = Rules(
             prefill_tokens=table.max_prefill_tokens,
             chunk_tokens=table.chunk_tokens or UNLIMITED,
-            page_overhead=has_overhead,
-            input_always=not has_overhead,
+            page_asked=is_asked,
+            page_charged=table.page_overhead != "off",
+            input_always=not is_asked,
             ignores_eos=table.ignore_eos and table.disable_radix_cache,
         )
         self._first_ratio = min(RATIO * table.schedule_conservativeness, 1.0)
@@ -778,7 +779,7 @@ class SglangScheduler(LookingScheduler):
         if reason := super().can_ever_hold(request):
             return reason
         made = min(request.max_output_tokens, OUTPUT_MAX)
-        needed = request.prompt_tokens + made + (self._page if self._rules.page_overhead else 0)
+        needed = request.prompt_tokens + made + (self._page if self._rules.page_asked else 0)
         # One step more is taken before its end is known.
         blocks = ceil_div(request.prompt_tokens + request.max_output_tokens, self._page)
         blocks += self._step_blocks

@@ -73,8 +73,8 @@ class Graphs:
             if engine.graph_sizes == "vllm":
                 most = [engine.graph_tokens_max, 2 * context.max_num_seqs, budget]
             self._limit = min(most)
-            if engine.prompt_graphs:
-                self._prompt_limit = budget if engine.graph_sizes == "sglang" else self._limit
+            pieces = budget if engine.graph_sizes == "sglang" else self._limit
+            self._prompt_limit = min(pieces, engine.prompt_graph_tokens_max)
         self._sizes = _captured(engine.graph_sizes)
         self._launches_ns = layers * engine.layer_launches * engine.launch_ns
         if engine.enforce_eager or not engine.compiled:

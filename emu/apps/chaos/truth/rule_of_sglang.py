@@ -49,6 +49,7 @@ class _Prompts:
         self.input = int(self.table.max_prefill_tokens)
         self.chunk = int(self.table.chunk_tokens) or _EVER
         self.more = self.page if self.table.page_overhead == "on" else 0
+        self.charged = 0 if self.table.page_overhead == "off" else self.page
         self.members: Members = {}
         self.cut = -1
 
@@ -63,8 +64,8 @@ class _Prompts:
         self.cut = row if is_cut else self.cut
         output = 0 if is_cut else min(self.ask.longest(row) - self.ask.prompt(row), _COUNTED)
         taken = self.whole(new)
-        self.total -= taken + output + self.more
-        self.now -= taken + self.more
+        self.total -= taken + output + self.charged
+        self.now -= taken + self.charged
         self.input -= taken
         self.chunk -= taken
 

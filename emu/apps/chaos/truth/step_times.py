@@ -65,7 +65,7 @@ class StepTimes:
         self._peers: Peers | Rings = self._rings if _is_described(context) else peers
         self._graphs = Graphs(context)
         self._attention = self._attention_of_layer()
-        self._layer_ns: dict[tuple[int, bool], float] = {}
+        self._layer_ns: dict[tuple[int, bool, frozenset[str]], float] = {}
 
     def _set_types(self, context: LatencyContext) -> None:
         spec, dtype = context.model, context.dtype
@@ -73,9 +73,6 @@ class StepTimes:
         self._plain = dtype if dtype in _WIDE else spec.dtype
         self._linear = dtype if is_given else spec.linear_dtype or spec.dtype
         self._expert = dtype if is_given else spec.expert_dtype or spec.dtype
-        kept = spec.unquantized[-1] if spec.unquantized else frozenset()
-        self._mixer = self._plain if "mixer" in kept else self._linear
-        self._output = self._plain if "output" in kept else self._linear
         self._kv = context.kv_cache_dtype
         if self._kv == "auto":
             self._kv = spec.published_kv_dtype or self._plain
@@ -131,13 +128,15 @@ class StepTimes:
 
     def _layers(self, layers: range, tokens: int, step: Step) -> float:
         spec, total = self._spec, 0.0
-        kinds = Counter((spec.is_moe_layer(at), spec.is_window_layer(at)) for at in layers)
-        for (is_moe, is_window), count in kinds.items():
+        kinds = Counter(
+            (spec.is_moe_layer(at), spec.is_window_layer(at), spec.layer(at).unquantized)
+            for at in layers
+        )
+        for (is_moe, is_window, wide), count in kinds.items():
             window = spec.window if is_window else 0
-            total += count * (self._layer(tokens, is_moe) + self._attends(step, window))
+            total += count * (self._layer(tokens, is_moe, wide) + self._attends(step, window))
             if is_moe and step.mean:
-                assert spec.experts is not None
-                others = self._routed(spec.experts, step.mean) - self._routed(spec.experts, tokens)
+                others = self._routed(step.mean, wide) - self._routed(tokens, wide)
                 others += self._met(step.mean, is_padded=False) - self._met(tokens)
                 total += 1e9 * count * others
         return total
@@ -173,14 +172,22 @@ class StepTimes:
     def _summed(self, size: int) -> float:
         return self._peers.summed(size, self._tp) if self._tp > 1 else 0.0
 
-    def _layer(self, tokens: int, is_moe: bool) -> float:
-        known = self._layer_ns.get((tokens, is_moe))
+    def _layer(self, tokens: int, is_moe: bool, wide: frozenset[str]) -> float:
+        known = self._layer_ns.get((tokens, is_moe, wide))
         if known is None:
-            took = self._beside_products(tokens) + self._projections(tokens)
-            took += self._experts(tokens) if is_moe else self._mlp(tokens, self._spec.ffn)
+            took = self._beside_products(tokens)
+            took += self._projections(tokens, wide)
+            if is_moe:
+                took += self._experts(tokens, wide)
+            else:
+                took += self._mlp(tokens, self._spec.ffn, self._kept("mlp", wide))
             took += self._collectives(tokens, is_moe)
-            known = self._layer_ns[tokens, is_moe] = 1e9 * took
+            known = self._layer_ns[tokens, is_moe, wide] = 1e9 * took
         return known
+
+    def _kept(self, part: str, wide: frozenset[str]) -> str:
+        """Type of a part of a layer, some of which a checkpoint leaves as they were."""
+        return self._plain if part in wide else self._linear
 
     def _beside_products(self, tokens: int) -> float:
         """Norms and rotary."""
@@ -204,38 +211,40 @@ class StepTimes:
         most = context.kernels.fused_bytes_max(context.gpu.architecture, self._tp)
         return self._stream(tokens) <= most
 
-    def _projections(self, tokens: int) -> float:
-        spec, dtype = self._spec, self._mixer
+    def _projections(self, tokens: int, wide: frozenset[str]) -> float:
+        spec, dtype = self._spec, self._kept("mixer", wide)
         heads, hidden = -(-spec.heads // self._tp), spec.hidden
         product: Callable[[int, int, int, str], float] = self._ops.product
         if spec.latent is None:
             kv_heads = max(1, -(-spec.kv_heads // self._tp))
             into = product(tokens, (heads + 2 * kv_heads) * spec.head_dim, hidden, dtype)
             return into + product(tokens, hidden, heads * spec.head_dim, dtype)
-        return latent_products(spec.latent, heads, hidden, tokens, (dtype, self._output), product)
+        kinds = dtype, self._kept("output", wide)
+        return latent_products(spec.latent, heads, hidden, tokens, kinds, product)
 
-    def _mlp(self, tokens: int, width: int, *, is_gated: bool | None = None) -> float:
+    def _mlp(self, tokens: int, width: int, dtype: str, *, is_gated: bool | None = None) -> float:
         mine, hidden = -(-width // self._tp), self._spec.hidden
         into = 2 if (self._spec.gated_mlp if is_gated is None else is_gated) else 1
-        total = self._ops.product(tokens, into * mine, hidden, self._linear)
+        total = self._ops.product(tokens, into * mine, hidden, dtype)
         total += self._ops.moved((into + 1) * tokens * mine * self._element)
-        return total + self._ops.product(tokens, hidden, mine, self._linear)
+        return total + self._ops.product(tokens, hidden, mine, dtype)
 
-    def _experts(self, tokens: int) -> float:
+    def _experts(self, tokens: int, wide: frozenset[str]) -> float:
         """The router, routed experts of all that share them, and those that every token passes."""
         spec, moe = self._spec, self._spec.experts
         assert moe is not None
         total = self._ops.product(tokens, moe.count, spec.hidden, self._plain)
-        total += self._routed(moe, tokens)
-        return total if self._fuses_shared() else total + self._shared(moe, tokens)
+        total += self._routed(tokens, wide)
+        return total if self._fuses_shared(wide) else total + self._shared(moe, tokens, wide)
 
-    def _fuses_shared(self) -> bool:
+    def _fuses_shared(self, wide: frozenset[str]) -> bool:
         context = self._context
-        fuses = context.kernels.fuses_shared
-        return self._ep <= 1 and fuses(self._spec, context.gpu.architecture)
+        fuses = self._ep <= 1 and context.kernels.fuses_shared(self._spec, context.gpu.architecture)
+        return fuses and len({"shared", "experts"} & wide) != 1
 
-    def _routed(self, moe: Experts, tokens: int) -> float:
-        spec = self._spec
+    def _routed(self, tokens: int, wide: frozenset[str]) -> float:
+        spec, moe = self._spec, self._spec.experts
+        assert moe is not None
         return self._ops.experts(
             tokens * max(1, self._ep // self._tp),
             count=moe.count,
@@ -243,16 +252,19 @@ class StepTimes:
             hidden=spec.hidden,
             ffn=-(-moe.ffn // max(1, self._tp // self._ep)),
             matrices=3 if spec.gated_mlp else 2,
-            dtype=self._expert,
+            dtype=self._plain if "experts" in wide else self._expert,
             ranks=self._ep,
-            shared=moe.shared_ffn // moe.ffn if self._fuses_shared() else 0,
+            shared=moe.shared_ffn // moe.ffn if self._fuses_shared(wide) else 0,
         )
 
-    def _shared(self, moe: Experts, tokens: int, *, is_gated: bool | None = None) -> float:
+    def _shared(
+        self, moe: Experts, tokens: int, wide: frozenset[str], *, is_gated: bool | None = None
+    ) -> float:
         """What every token passes, and its own gate: a column, a sigmoid, a product, the sum."""
         if not moe.shared_ffn:
             return 0.0
-        total = self._mlp(tokens, moe.shared_ffn, is_gated=is_gated)
+        dtype = self._kept("shared", wide)
+        total = self._mlp(tokens, moe.shared_ffn, dtype, is_gated=is_gated)
         if moe.shared_gate:
             stream = self._stream(tokens)
             total += self._ops.product(tokens, 1, self._spec.hidden, self._plain)

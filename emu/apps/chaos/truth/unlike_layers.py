@@ -38,7 +38,8 @@ class UnlikeSteps(StepTimes):
         norms = max(1, layer.norm_params // hidden)
         total = norms * self._ops.moved(4 * self._stream(tokens)) + self._mixes(layer, tokens)
         if layer.mlp is not None:
-            total += self._mlp(tokens, layer.mlp.width, is_gated=layer.mlp.gated)
+            dtype = self._kept("mlp", layer.unquantized)
+            total += self._mlp(tokens, layer.mlp.width, dtype, is_gated=layer.mlp.gated)
         if layer.experts is not None:
             total += self._routes(layer, tokens)
         group = self._ep // self._tp
@@ -53,7 +54,7 @@ class UnlikeSteps(StepTimes):
     def _mixes(self, layer: Layer, tokens: int) -> float:
         """Projections of attention and states, rotary, and the recurrence."""
         hidden, ops, total = self._spec.hidden, self._ops, 0.0
-        dtype = self._plain if "mixer" in layer.unquantized else self._linear
+        dtype = self._kept("mixer", layer.unquantized)
         part, latent, state = layer.attention, layer.latent, layer.state
         if part is not None:
             heads, kv_heads = self._heads(layer)
@@ -67,7 +68,7 @@ class UnlikeSteps(StepTimes):
             total += kernels * ops.moved(wide * self._element)
         if latent is not None:
             heads, indexer = self._heads(layer)[0], layer.indexer
-            last = self._plain if "output" in layer.unquantized else self._linear
+            last = self._kept("output", layer.unquantized)
             total += latent_products(latent, heads, hidden, tokens, (dtype, last), ops.product)
             if indexer is not None and indexer.owns_keys:
                 wide = indexer.heads * indexer.head_dim
@@ -109,13 +110,12 @@ class UnlikeSteps(StepTimes):
     def _routes(self, layer: Layer, tokens: int) -> float:
         moe, hidden = layer.experts, self._spec.hidden
         assert moe is not None
-        inner = moe.hidden or hidden
         total = self._ops.product(tokens, moe.count, hidden, self._plain)
         total += self._of_experts(layer, tokens)
+        wide = layer.unquantized
         if moe.hidden:
-            total += 2 * self._ops.product(tokens, inner, hidden, self._linear)
-        total += self._shared(moe, tokens, is_gated=layer.experts_gated)
-        return total
+            total += 2 * self._ops.product(tokens, moe.hidden, hidden, self._kept("shared", wide))
+        return total + self._shared(moe, tokens, wide, is_gated=layer.experts_gated)
 
     def _of_experts(self, layer: Layer, tokens: int) -> float:
         moe = layer.experts

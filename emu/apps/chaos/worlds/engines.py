@@ -67,6 +67,9 @@ def _drafts(rng: Rng, tables: Tables) -> None:
         return
     for feature in all_features():
         feature.draw_engine(rng, tables)
+    scheduler = tables["scheduler"]
+    if scheduler["policy"] == tag_of(SglangTable):
+        scheduler["enable_spec_v2"] = chance(rng, 0.3)
 
 
 def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
@@ -87,7 +90,7 @@ def _sglang(rng: Rng, tables: Tables, had: Tables) -> None:
         ),
         "disable_overlap_schedule": chance(rng, 0.3),
         "ignore_eos": chance(rng, 0.3),
-        "page_overhead": pick(rng, ("auto", "on", "off")),
+        "page_overhead": pick(rng, ("auto", "on", "taken", "off")),
         "full_stops_chunks": pick(rng, ("auto", "on", "off")),
     }
     del keys["radix_eviction_policy" if keys["disable_radix_cache"] else "ignore_eos"]

@@ -315,6 +315,10 @@ def _found(
         read, left = read_points(table)
         read = doubted(read)
         wanted = [p for p in read if _is_wanted((p.point_id, p.model, table.name), only)]
+        twice = [p for p in wanted if p.point_id in homes]
+        if twice:
+            problem = f"{twice[0].point_id!r} is the name of a row of another table, too"
+            raise InputError(str(table), None, "id", problem)
         points += wanted
         unread += [one for one in left if _is_wanted((one.run_id, table.name), only)]
         homes |= {p.point_id: configs if configs.is_dir() else None for p in wanted}
@@ -339,12 +343,15 @@ def _peers(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
     """What other programs say, by point, program and metric: tables with `id` and `tool`."""
     found: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for path in sorted(directory.rglob("*.csv")):
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             rows = csv.DictReader(file)
             if not {"id", "tool", "ttft_ms", "tpot_ms"} <= set(rows.fieldnames or ()):
                 continue
             for row in rows:
-                figures = {m: float(row[m]) for m in METRICS if row.get(m)}
+                try:
+                    figures = {m: float(row[m]) for m in METRICS if row.get(m)}
+                except ValueError as error:
+                    raise InputError(str(path), rows.line_num, "", str(error)) from None
                 found[row["id"]].setdefault(row["tool"], figures)
     return found
 

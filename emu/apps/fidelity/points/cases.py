@@ -16,7 +16,7 @@ import msgspec
 
 from emu.apps.fidelity.points.apart import as_launched
 from emu.apps.fidelity.points.recipes import Recipe, recipe_of
-from emu.apps.fidelity.points.table import Point, Servers
+from emu.apps.fidelity.points.table import PRECISIONS, Point, Servers
 from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -42,8 +42,6 @@ _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp
 _NARROW: Final = {"DeepSeek-R1": "nvidia/DeepSeek-R1-0528-NVFP4-v2"}
 """Where the checkpoint in 4 bits has another name: InferenceX's runs, on one server (its
 configurations) and apart (its launch scripts), serve the second version."""
-_BITS: Final = {"bf16": 16, "fp8": 8, "fp4": 4, "nvfp4": 4, "mxfp4": 4, "int4": 4}
-"""Bits of a weight by the tables' word for a precision."""
 RANDOM_TEXT_US: Final = {"vllm": 8.4, "sglang": 8.4, "tensorrt-llm": 4.0}
 """Encoding a token of random text on the API server, all that vLLM does with a prompt's tokens
 included (it encodes in batches on a thread of its own). Fitted to point tables: vLLM's to 134 rows
@@ -232,7 +230,7 @@ def _model(point: Point, configs: Path | None, recipe: Recipe) -> Iterable[str]:
     spec = model_of(point, configs)
     stored = spec.linear_dtype or spec.expert_dtype
     told = {kind for kind in (spec.linear_dtype, spec.expert_dtype) if kind}
-    bits = _BITS.get(point.precision, 0)
+    bits = PRECISIONS.get(point.precision, 0)
     if told and bits and all(weight_bytes(8192, kind) // 1024 > bits for kind in told):
         # A row may name wider activations (gpt-oss in fp8), not narrower weights.
         problem = f"{point.model} has weights of {stored}, the row says {point.precision}"

@@ -25,6 +25,8 @@ from emu.apps.fidelity.points.table import UNKNOWN, Point
 
 _BLACKWELL: Final = ("B200", "B300", "GB200", "GB300")
 _ULTRA: Final = ("B300", "GB300")
+_ULTRA_SINCE: Final = "2026-04-16"
+"""The first scripts for one server of B300, all with SGLang 0.5.10."""
 _SHORT: Final = (1024, 1024)
 _STEP_TOKENS: Final = 8192
 _APART_TOKENS: Final = 16_384
@@ -130,7 +132,9 @@ def _version_of(point: Point) -> str:
     if not day or point.engine == "vllm":
         return ""
     if point.engine == "sglang":
-        return "0.5.6" if day < "2026" else "0.5.9"
+        if day < "2026":
+            return "0.5.6"
+        return "0.5.10" if point.gpu.startswith(_ULTRA) and day >= _ULTRA_SINCE else "0.5.9"
     first = "2026-01" if len(point.servers) > 1 else "2026-01-29"
     return "1.1" if day < first else "1.2"
 
@@ -195,6 +199,8 @@ def _vllm(point: Point) -> Recipe:
             # Its older scripts ask whether the ranks of experts are 1 or more.
             spreads_experts=not is_tuned and day >= "2026-03-11",
         )
+    if "Kimi" in point.model:
+        return _vllm_kimi(point)
     keys["max_num_batched_tokens"] = _STEP_TOKENS
     keys["max_num_seqs"] = 512 if is_blackwell else point.clients
     if "gpt-oss" in point.model:
@@ -204,6 +210,20 @@ def _vllm(point: Point) -> Recipe:
             marlin=not is_blackwell,
         )
     return Recipe(scheduler=keys, narrow_kv=is_blackwell or "Llama-3" in point.model)
+
+
+def _vllm_kimi(point: Point) -> Recipe:
+    """Keys and values in 16 bits, but on B200 with 4 bits from its second script on."""
+    is_int4 = point.precision == "int4"
+    keys: Keys = {
+        "prefix_caching": False,
+        "max_num_seqs": point.clients,
+        "gpu_memory_utilization": 0.95 if is_int4 else 0.9,
+    }
+    is_tuned = not is_int4 and point.gpu.startswith("B200") and point.measured_on >= "2026-04-20"
+    if is_tuned:
+        keys["max_num_batched_tokens"] = 2 * point.prompt_tokens
+    return Recipe(scheduler=keys, narrow_kv=is_tuned, stream_interval=20 if is_tuned else 1)
 
 
 # SGLang.
@@ -218,6 +238,8 @@ class _Server(msgspec.Struct, kw_only=True):
     interval: int
     narrow_kv: bool = True
     drafts: tuple[int, ...] = (0,)
+    overlaps_drafts: bool = False
+    """The script says so to the server; others set a variable of the shell that it never sees."""
 
     def recipe(self) -> Recipe:
         return Recipe(
@@ -229,6 +251,7 @@ class _Server(msgspec.Struct, kw_only=True):
                 "max_prefill_tokens": max(self.chunk, 16_384),
                 "mem_fraction_static": self.fraction,
                 "max_running_requests": self.running,
+                "enable_spec_v2": self.overlaps_drafts,
             },
             stream_interval=self.interval,
             narrow_kv=self.narrow_kv,
@@ -244,12 +267,13 @@ def _sglang(point: Point, drafts: int) -> Recipe:
     if "Qwen3.5" in point.model:
         return (_qwen if is_blackwell else _qwen_on_hopper)(point, drafts).recipe()
     if "GLM-5" in point.model and is_blackwell:
-        server = _Server(
-            chunk=32_768, fraction=0.9, running=max(256, point.clients), interval=30, drafts=_MAYBE
+        return _glm(point, drafts).recipe()
+    found = _untold(point, drafts)
+    if "GLM-5" in point.model:
+        found = msgspec.structs.replace(
+            found, scheduler={**found.scheduler, "mem_fraction_static": 0.85}, drafts=(0,)
         )
-        server.looks = 10 if point.precision == "fp4" else 1
-        return server.recipe()
-    return _untold(point, drafts)
+    return found
 
 
 def _is_generated(point: Point) -> bool:
@@ -283,18 +307,33 @@ def _deepseek_on_hopper(point: Point, drafts: int) -> _Server:
     return server
 
 
+def _glm(point: Point, drafts: int) -> _Server:
+    day = point.measured_on
+    server = _Server(chunk=32_768, fraction=0.85, running=point.clients, interval=30)
+    if drafts:
+        server.overlaps_drafts = True
+    elif point.precision == "fp4" and day >= "2026-04-09":
+        server.fraction, server.running, server.looks = 0.9, 2048, 10
+    elif point.precision == "fp4":
+        server.chunk, server.fraction = 131_072, 0.8
+    server.drafts = (0, 3) if not day or day >= "2026-04-18" else (0,)
+    return server
+
+
 def _qwen(point: Point, drafts: int) -> _Server:
-    if point.gpu.startswith(_ULTRA):
+    is_ultra, day = point.gpu.startswith(_ULTRA), point.measured_on
+    if is_ultra and point.precision == "fp8":
         server = _Server(chunk=16_384, fraction=0.8, running=point.clients, interval=50, looks=10)
     else:
         server = _Server(chunk=32_768, fraction=0.82, running=128, interval=30)
         server.looks = _looks(point)
         if point.precision == "fp4":
-            server.fraction = 0.85
+            server.fraction = 0.8 if is_ultra else 0.85
     server.narrow_kv = point.precision in _NARROW
-    if drafts:
+    if drafts and point.precision == "fp8":
         server.fraction, server.running = 0.8, point.clients
-    if point.precision == "fp8" and point.measured_on >= "2026-03-20":
+        server.overlaps_drafts = is_ultra
+    if day >= ("2026-03-20" if point.precision == "fp8" and not is_ultra else _ULTRA_SINCE):
         server.drafts = (0, 3)
     return server
 

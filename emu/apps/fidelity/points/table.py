@@ -38,6 +38,16 @@ template of the model."""
 _TEMPLATE_TOKENS: Final = {"Llama-3": 35, "Qwen3": 8}
 """Tokens of a template around one message, by a word of the model's name: Llama-3.1's system
 message with two dates and three headers; ChatML's two headers."""
+PRECISIONS: Final[Mapping[str, int]] = {
+    "bf16": 16,
+    "fp16": 16,
+    "fp8": 8,
+    "fp4": 4,
+    "nvfp4": 4,
+    "mxfp4": 4,
+    "int4": 4,
+}
+"""Bits of a weight by the tables' word for a precision."""
 UNKNOWN: Final = "unknown"
 """What a table says of drafts that it knows nothing of."""
 _RAW: Final = re.compile(r"raw id says tp(\d+) ep(\d+)")
@@ -175,7 +185,7 @@ def tables_below(directory: Path) -> list[Path]:
         return [directory]
     found = []
     for path in sorted(directory.rglob("*.csv")):
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             try:
                 header = next(csv.reader(file), [])
             except csv.Error:
@@ -192,7 +202,8 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
     """
     points: list[Point] = []
     unread: list[Unread] = []
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    names: set[str] = set()
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         rows = csv.DictReader(file, restval="")
         try:
             missing = sorted(set(_NEEDED) - set(rows.fieldnames or ()))
@@ -200,6 +211,9 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
                 raise InputError(str(path), 1, missing[0], "no such column: this is no point table")
             for number, row in enumerate(rows, 2):
                 name = row.get("id") or f"{path.stem}:{number}"
+                if name in names:  # emulations are told apart by it
+                    name = f"{name}:{number}"
+                names.add(name)
                 try:
                     points.append(_point(name, row))
                 except _Left as reason:
@@ -221,17 +235,19 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         output_tokens_per_s=_figure(row, ("output_tokens_per_s",)),
         version=_version(row.get("version", "")),
         model=row["model"],
-        precision=row.get("precision", "").lower().removesuffix("?"),
+        precision=_precision(row.get("precision", "")),
         gpu=_gpu(row["gpu"]),
         drafts=_drafts(row.get("spec", "")),
-        clients=_whole(row, "load_value"),
-        prompt_tokens=_whole(row, "isl"),
-        output_tokens=_whole(row, "osl"),
+        clients=_count(row, "load_value"),
+        prompt_tokens=_count(row, "isl"),
+        output_tokens=_count(row, "osl"),
         measured_on=row.get("measured_on", ""),
     )
     if math.isnan(point.output_tokens_per_s):
         of_each = _figure(row, ("output_tokens_per_s_per_gpu",))
         point = msgspec.structs.replace(point, output_tokens_per_s=of_each * point.gpus)
+    if point.load == "clients" and point.output_tokens == 1:
+        raise _Left("outputs of one token have no TPOT")
     if any(map(math.isnan, point.measured)):
         raise _Left("no mean latencies" if point.load == "clients" else "no throughput")
     return point
@@ -346,10 +362,31 @@ def _figure(row: Mapping[str, str], columns: Sequence[str]) -> float:
         text = row.get(column, "")
         if text:
             try:
-                return float(text)
+                value = float(text)
             except ValueError:
-                raise _Left(f"{column} {text!r}") from None
+                value = 0.0
+            if math.isnan(value):
+                break
+            if not 0.0 < value < math.inf:
+                raise _Left(f"{column} {text!r}")
+            return value
     return float("nan")
+
+
+def _precision(text: str) -> str:
+    """The tables' word for the weights, without its doubt."""
+    word = text.strip().lower().removesuffix("?")
+    if word and word not in PRECISIONS:
+        raise _Left(f"precision {text}")
+    return word
+
+
+def _count(row: Mapping[str, str], column: str) -> int:
+    """A number of things that there must be."""
+    value = _whole(row, column)
+    if not value:
+        raise _Left(f"{column} {value}")
+    return value
 
 
 def _whole(row: Mapping[str, str], column: str, default: int | None = None) -> int:
