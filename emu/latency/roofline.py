@@ -264,6 +264,8 @@ class RooflineBackend:
     def group_ns(self, shape: BatchShape) -> tuple[int, int]:
         """(experts, exchange) of a group that is not padded, beside those of one whose members all
         have the tokens of this batch."""
+        if not shape.group_tokens:
+            return 0, 0
         parts = [self._group_ns(shape, part) for part in self._parts(shape)]
         return sum([experts for experts, _ in parts]), sum([moved for _, moved in parts])
 
