@@ -5,7 +5,6 @@ For T tokens in the batch. Values are integer ns by component, so that sums are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.catalogue import sizes
@@ -94,8 +93,7 @@ class LayerCosts:
         moe = spec.experts
         mixtures = [index for index in range(spec.layers) if spec.is_moe_layer(index)]
         self.kept = spec.kept_wide(mixtures[-1] if mixtures else spec.layers - 1)
-        """Parts that stay wide in the last layer with experts, if there is one, else in the last.
-        """
+        """Parts that stay wide in the last layer with experts, else in the last."""
         self._fused = moe.shared_ffn // moe.ffn if fuses_shared and moe is not None else 0
         """Shared experts that run in the kernels of the routed ones."""
         self.heads = ceil_div(spec.heads, tp)
@@ -205,30 +203,8 @@ class LayerCosts:
             shared=fused,
         )
 
-    def group_ns(
-        self, own: int, mean: int, largest: int, routed_s: Callable[[int], float]
-    ) -> tuple[int, int]:
-        """(experts, exchange) of a layer of a group that is not padded, beside those of one whose
-        members all have `own` tokens. `mean`, `largest`: of its members.
-
-        Collectives carry the tokens of all to each; a library's busiest member is the last. Sums
-        move twice the bytes: each member adds its rows to zeros, and to the others' results.
-        """
-        experts_ns = _ns(routed_s(mean) - routed_s(own))
-        if self.routed is not None and self.routed.exchanges:
-            return experts_ns, self.exchange_ns(largest) - self.exchange_ns(own)
-        moved_ns = self.exchange_ns(mean)
-        if self.sums_groups:
-            group = self.ep // self.tp
-            stream = mean * self.spec.hidden * self.element * group
-            moved_ns = 2 * self.collective_ns("all-reduce", stream, group)
-        return experts_ns, moved_ns - self.exchange_ns(own)
-
     def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
-        """One layer with shared experts, in the order of its parts; times as in `layer`.
-
-        `mean`, `largest`: tokens of the members of a group that is not padded.
-        """
+        """One layer with shared experts, in the order of its parts; times as in `layer`."""
         from emu.latency.experts.parts import LayerParts  # only where something overlaps
 
         spec, routed = self.spec, self.routed

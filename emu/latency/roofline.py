@@ -282,8 +282,10 @@ class RooflineBackend:
     def _more_of_group(
         self, shape: BatchShape, routed_s: Callable[[int], float]
     ) -> tuple[int, int]:
+        from emu.latency.experts.group import group_ns  # a run without such groups needs it not
+
         own, mean, largest = self.tokens_of(shape), shape.group_tokens, shape.group_tokens_max
-        return self.costs.group_ns(own, mean, largest, routed_s)
+        return group_ns(self.costs, own, mean, largest, routed_s)
 
     def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
         tokens = self.tokens_of(shape)
