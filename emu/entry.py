@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from emu.process import compiled
-from emu.process.exits import guarded
-from emu.process.lean import module_of, standing_in
+from emu.process.lean import leave_out_docs_of_numpy, load_pathlib, module_of, standing_in
+
+load_pathlib()  # before another module asks for it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
+    from emu.process.exits import guarded
+
     tokens = list(sys.argv[1:] if arguments is None else arguments)
 
     if notice := compiled.build().notice():
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from emu.cli import call, is_run
 
         if is_run(tokens):
+            leave_out_docs_of_numpy()
             load_msgspec()  # one run, then the process ends: nothing is ever worth collecting
         else:
             gc.enable()

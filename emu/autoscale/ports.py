@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.replica.view import ReplicaHandle
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True):
     """Requests of a model that are in the system."""
 
     requests: int

@@ -8,7 +8,7 @@ instead: read as the model without it, weights would have the wrong size.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -16,7 +16,7 @@ from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True):
     """Types of the weights and of the KV cache; an empty one = as the activations."""
 
     weights: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from emu.catalogue.reader import ConfigReader
 
 
-class Groups(NamedTuple):
+class Groups(msgspec.Struct, frozen=True):
     """Groups of experts, and how many of them a token uses."""
 
     groups: int

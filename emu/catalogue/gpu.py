@@ -4,8 +4,6 @@ Owns `GpuSpec`. All rates are the vendor's peaks, without sparsity; what part of
 is the latency backend's business.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from emu.catalogue.model import UNITS

@@ -118,11 +118,11 @@ def _experts(read: ConfigReader, **differs: object) -> Experts:
     count = read.required("num_local_experts", "num_experts", "n_routed_experts")
     if per_token > count:
         raise read.problem("num_experts_per_tok", f"{per_token} is more than {count} experts")
-    groups, chosen = expert_groups(read, count)
+    its = expert_groups(read, count)
     fields: dict[str, object] = {
         "count": count,
-        "groups": groups,
-        "groups_chosen": chosen,
+        "groups": its.groups,
+        "groups_chosen": its.chosen,
         "per_token": per_token,
         "ffn": width,
         "shared_ffn": shared,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -138,7 +138,7 @@ def _cost(cluster: Cluster, prices: list[float]) -> float:
     return sum(gpu_ns * price for gpu_ns, price in zip(held, prices, strict=True)) / NS_PER_HOUR
 
 
-class _GpuTimes(NamedTuple):
+class _GpuTimes(msgspec.Struct, frozen=True):
     by_role_ns: dict[str, int]
     idle_ns: int
     """Serving time in which nothing ran."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from emu.autoscale.orders import Action, words
 from emu.autoscale.scaler import Scaler
@@ -66,7 +68,7 @@ _START: Final = {
 }
 
 
-class Shared(NamedTuple):
+class Shared(msgspec.Struct, frozen=True):
     """What the actors of a run share: made by the cluster, which owns it."""
 
     plan: Plan
@@ -84,7 +86,7 @@ class Shared(NamedTuple):
     """By kind of replica (`Plan.kind_of`), of those that have been built."""
 
 
-class Alike(NamedTuple):
+class Alike(msgspec.Struct, frozen=True):
     """What replicas of a kind have in common."""
 
     latency: LatencyBackend

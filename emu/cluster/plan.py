@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -299,7 +299,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return self.model_indices.get(self.config.model.label, 0)
 
 
-class Machines(NamedTuple):
+class Machines(msgspec.Struct, frozen=True):
     """Where replicas stand."""
 
     topology: Topology

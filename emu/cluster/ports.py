@@ -9,7 +9,9 @@ has nothing plugged in, and then nothing is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from emu.replica.ports import BatchSink
 from emu.replica.states import ReplicaState, Writer
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from emu.report.timeseries import Sample
 
 
-class StateChange(NamedTuple):
+class StateChange(msgspec.Struct, frozen=True):
     """A replica has changed its state, from `before` to the one that it has now."""
 
     replica: ReplicaHandle
@@ -33,7 +35,7 @@ class StateChange(NamedTuple):
     at_ns: int
 
 
-class LiveMove(NamedTuple):
+class LiveMove(msgspec.Struct, frozen=True):
     """A running request went from one replica to another; for `stop_ns` it stood still."""
 
     request: Request
@@ -43,7 +45,7 @@ class LiveMove(NamedTuple):
     stop_ns: int
 
 
-class Relay(NamedTuple):
+class Relay(msgspec.Struct, frozen=True):
     """A helper (`old`) got a batch of which `start_layer` layers are done."""
 
     source: ReplicaHandle
@@ -114,7 +116,7 @@ class Observer:
         """The run is over: write what is still in buffers."""
 
 
-class Ports(NamedTuple):
+class Ports(msgspec.Struct, frozen=True):
     """What is plugged in besides the plan and the requests; a plain run has none of it."""
 
     log: Log | None = None

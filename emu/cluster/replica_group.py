@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -93,7 +93,7 @@ class ReplicaGroup(msgspec.Struct, frozen=True):
         return self.model_table.max_model_tokens or self.model.max_position
 
 
-class Divided(NamedTuple):
+class Divided(msgspec.Struct, frozen=True):
     """What follows from the GPUs of a replica."""
 
     scheduler: SchedulerTable

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -48,7 +48,7 @@ _HAVE: Final[Mapping[type[SchedulerTable], frozenset[str]]] = MappingProxyType(
 """Types of models whose states an engine keeps, by its scheduler's table."""
 
 
-class StateSlots(NamedTuple):
+class StateSlots(msgspec.Struct, frozen=True):
     """What is set aside of the memory of one rank."""
 
     requests: int

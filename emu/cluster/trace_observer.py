@@ -48,7 +48,9 @@ class TraceObserver(Observer):
 
     def moved_live(self, move: LiveMove) -> None:
         """A running request has moved."""
-        self._trace.moved_live(*move)
+        self._trace.moved_live(
+            move.request, move.source, move.destination, move.started_ns, move.stop_ns
+        )
 
     def relayed(self, relay: Relay) -> None:
         """A helper got a batch."""

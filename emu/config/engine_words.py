@@ -8,18 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from emu.config.suggestions import unknown_value
 
 
-class EngineWords(NamedTuple):
+class EngineWords(msgspec.Struct, frozen=True):
     """What a configuration may say of one serving engine (`emu/engines/` models it)."""
 
     versions: tuple[str, ...]
     """Modeled, the oldest first."""
     policies: tuple[str, ...]
     """Values of `scheduler.policy` that are this engine's own; the first is its default."""
+    made_by: str
+    """Its versions as they are modeled: `module:NAME`."""
 
     @property
     def default(self) -> str:
@@ -28,12 +32,19 @@ class EngineWords(NamedTuple):
 
 
 ENGINES: Final[dict[str, EngineWords]] = {
-    "vllm": EngineWords(versions=("0.11", "0.15", "0.19"), policies=("vllm",)),
+    "vllm": EngineWords(
+        versions=("0.11", "0.15", "0.19"), policies=("vllm",), made_by="emu.engines.vllm:VLLM"
+    ),
     "sglang": EngineWords(
         versions=("0.5.3", "0.5.6", "0.5.9", "0.5.10", "0.5.14", "0.5.23"),
         policies=("sglang",),
+        made_by="emu.engines.sglang:SGLANG",
     ),
-    "tensorrt-llm": EngineWords(versions=("1.0", "1.1", "1.2", "1.3"), policies=("tensorrt-llm",)),
+    "tensorrt-llm": EngineWords(
+        versions=("1.0", "1.1", "1.2", "1.3"),
+        policies=("tensorrt-llm",),
+        made_by="emu.engines.tensorrt_llm:TENSORRT_LLM",
+    ),
 }
 """Serving engines by name. Policies of no engine are those of simulators, and go with any."""
 

@@ -14,7 +14,7 @@ import importlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -51,7 +51,7 @@ OWN_CLASS: Final = "package.module:Class"
 """What stands in lists of names for a class of the user's own."""
 
 
-class Union(NamedTuple):
+class Union(msgspec.Struct, frozen=True):
     """The kinds of a table."""
 
     base: Struct
@@ -114,7 +114,7 @@ class Union(NamedTuple):
         """The kinds with the keys of features."""
         kinds = {name: with_keys(kind) for name, kind in self.kinds.items()}
         own = None if self.own is None else with_keys(self.own)
-        return self._replace(kinds=kinds, own=own)
+        return msgspec.structs.replace(self, kinds=kinds, own=own)
 
 
 def _union(base: Struct, kinds: Sequence[Struct], own: Struct) -> Union:

@@ -75,7 +75,8 @@ def drop_idle(raw: Document) -> None:
 
 def _idle(table: Table, path: Path) -> Iterator[Problem]:
     values = msgspec.structs.asdict(table)
-    for key, (switch, read) in table.only.items():
+    for key, only in table.only.items():
+        switch, read = only.key, only.values
         plain, found = _defaults(type(table)), values[switch]
         is_read = found in read if read else found != plain[switch]
         if not is_read and values[key] != plain[key]:

@@ -8,7 +8,7 @@ where others import tables from.
 Annotations are evaluated here, not kept as text: msgspec would compile each of them at every start.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -86,6 +86,7 @@ from emu.config.tables.workload import (
     WorkloadTable,
 )
 from emu.documents import Document
+from emu.process.annotated import Annotated
 from emu.units import s_to_ns
 
 

@@ -1,7 +1,7 @@
 """What a serving engine of one version is made of, and what a replica is bound to.
 
-Pure. A new engine is a module beside `vllm.py` that fills an `Engine` for each version, its line in
-`registry.py`, and its words in `emu/config/engine_words.py`.
+Pure. A new engine is a module beside `vllm.py` that fills an `Engine` for each version, and its
+words in `emu/config/engine_words.py`.
 """
 
 from __future__ import annotations

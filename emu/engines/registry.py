@@ -8,27 +8,48 @@ such files.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from emu.config.engine_words import ENGINES, NO_ENGINE, engine_label, engine_problem, engine_words
+from emu.config.kinds import implementation
 from emu.config.schema import EngineTable, LatencyTable, RooflineTable, SchedulerTable
 from emu.config.tomlfile import read_toml
 from emu.documents import Document
 from emu.engines.bundle import BoundEngine, Engine, Server
-from emu.engines.sglang import SGLANG
-from emu.engines.tensorrt_llm import TENSORRT_LLM
-from emu.engines.vllm import VLLM
 from emu.errors import InputError
 from emu.latency.engine import EngineModel, with_step_overhead
 from emu.process.prepared import prepared
 from emu.units import NS_PER_US
 
-BUNDLES: Final[dict[str, Engine]] = {
-    engine.label: engine for engine in (*VLLM, *SGLANG, *TENSORRT_LLM)
-}
+
+@functools.cache
+def _versions(made_by: str) -> dict[str, Engine]:
+    """The versions of an engine by label. A run loads the engines that it names, and no other."""
+    return {engine.label: engine for engine in implementation(made_by)}
+
+
+class _Bundles(Mapping[str, Engine]):
+    """All versions of all engines, each loaded when it is asked for."""
+
+    def __getitem__(self, label: str) -> Engine:
+        name, _ = engine_words(label)
+        if name not in ENGINES:
+            raise KeyError(label)
+        return _versions(ENGINES[name].made_by)[label]
+
+    def __iter__(self) -> Iterator[str]:
+        for name, words in ENGINES.items():
+            yield from (engine_label(name, version) for version in words.versions)
+
+    def __len__(self) -> int:
+        return sum(len(words.versions) for words in ENGINES.values())
+
+
+BUNDLES: Final = _Bundles()
 """By label (`vllm-0.15`)."""
 _OF_OWN_CLASSES: Final = "vllm"
 """Whose defaults a scheduler without an engine has."""

@@ -520,8 +520,11 @@ class Kernel:
         if self._check is not None:
             self._notice_ns = -1  # every timer goes through `_move_to`
             return
-        instants = (self._limit_ns, self._sample_ns, self._watch_ns)
-        self._notice_ns = min((at_ns for at_ns in instants if at_ns is not None), default=NEVER)
+        notice_ns = NEVER
+        for at_ns in (self._limit_ns, self._sample_ns, self._watch_ns):
+            if at_ns is not None and at_ns < notice_ns:
+                notice_ns = at_ns
+        self._notice_ns = notice_ns
 
     def _take_samples(self, due_ns: int) -> None:
         assert self._sample is not None

@@ -8,7 +8,9 @@ method `abilities`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+import msgspec
 
 from emu.latency.base import BatchShape, LatencyBackend, StageLines
 from emu.latency.ends import Ends
@@ -44,7 +46,7 @@ class AttentionRun(Protocol):
         ...
 
 
-class FirstSize(NamedTuple):
+class FirstSize(msgspec.Struct, frozen=True):
     """A set of tiles that is compiled when a step first has so many tokens."""
 
     least: int
@@ -58,7 +60,7 @@ class FirstSize(NamedTuple):
         return self.least <= tokens and (not self.most or tokens <= self.most)
 
 
-class Abilities(NamedTuple):
+class Abilities(msgspec.Struct, frozen=True):
     """What one backend can do; None where it cannot."""
 
     is_monotone: bool = False

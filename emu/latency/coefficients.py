@@ -10,8 +10,6 @@ Coefficients are relative to the peaks of the catalogue, so that a GPU of the sa
 other memory or fewer processors may use them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

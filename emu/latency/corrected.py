@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from emu.latency.abilities import Abilities, abilities_of
 from emu.latency.base import BatchShape, LatencyBackend, Verify
 from emu.latency.engine import EngineModel
@@ -60,7 +62,9 @@ class CorrectedBackend:
     def abilities(self) -> Abilities:
         """Those of the inner backend, but short cuts know no corrections."""
         inner = abilities_of(self.inner)
-        return inner._replace(decode_ends=None, stage_lines=None, attention_run_ns=None)
+        return msgspec.structs.replace(
+            inner, decode_ends=None, stage_lines=None, attention_run_ns=None
+        )
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration in ns, all stages."""

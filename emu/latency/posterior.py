@@ -7,18 +7,17 @@ GPU without measured runs has the generic prior: centered on the constants as th
 wide as the shift that measured runs showed and their spread together.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from emu.config.tomlfile import read_toml
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
+from emu.process.annotated import Annotated
 from emu.process.prepared import prepared
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ def known_engine(engine: EngineModel, learned: str, gpu: str, model: str, backen
     return prior_of(engine, gpu, model, backend)
 
 
-def draws(known: Known, count: int, rng: np.random.Generator) -> list[EngineModel]:
+def draws(known: Known, count: int, rng: "np.random.Generator") -> list[EngineModel]:
     """Engines drawn from the distribution; the error that any values leave (`noise`) is drawn
     with them, as a factor of all step times."""
     import numpy as np

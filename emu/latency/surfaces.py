@@ -9,8 +9,6 @@ neighbors, weighted by their distance, and goes to the formula alone far from al
 Nothing here knows a formula.
 """
 
-from __future__ import annotations
-
 import binascii
 import functools
 import math
@@ -29,6 +27,8 @@ STEP: Final = 0.01
 _REACH: Final = 0.5
 """Distance of two shapes, in logarithms of their sizes, at which a neighbor's weight has fallen to
 1 / e."""
+_FAR: Final = 3.0
+"""Sum of squares from which a weight is less than is counted, whatever the other sizes."""
 _FORMULA: Final = 0.02
 """Weight of the formula alone: a shape far from all measured ones takes it."""
 
@@ -53,6 +53,8 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
             away = 0.0
             for size, goal in zip(known, wanted, strict=True):
                 away += (math.log(size) - goal) ** 2
+                if away > _FAR:
+                    break
             weight = math.exp(-away / _REACH**2)
             if weight < 1e-4:
                 continue

@@ -28,7 +28,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, final
 
 from emu.errors import UnexpectedEvent
 from emu.migration.messages import (
@@ -149,20 +149,24 @@ class Kv(NamedTuple):
     """The destination stays locked from the first half's start to the second's arrival."""
 
 
-class Flight(NamedTuple):
+@final
+class Flight:
     """A full batch on its way."""
 
-    batch: MigratingBatch
-    destination_id: int
-    number: int
+    def __init__(self, batch: MigratingBatch, destination_id: int, number: int) -> None:
+        self.batch = batch
+        self.destination_id = destination_id
+        self.number = number
 
 
-class HalfFlight(NamedTuple):
+@final
+class HalfFlight:
     """A half on its way."""
 
-    split: SplitBatch
-    half: MigratingBatch
-    number: int
+    def __init__(self, split: SplitBatch, half: MigratingBatch, number: int) -> None:
+        self.split = split
+        self.half = half
+        self.number = number
 
 
 class Outbound:

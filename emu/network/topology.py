@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -295,7 +295,7 @@ def _rate(gbps: float) -> int:
     return max(1, round(gbps_to_bytes_per_s(gbps)))
 
 
-class _Own(NamedTuple):
+class _Own(msgspec.Struct, frozen=True):
     """Figures of the links of a machine's parts."""
 
     host: list[_Figures]

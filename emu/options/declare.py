@@ -169,15 +169,18 @@ def fields_of(struct: type[Options]) -> dict[str, Field]:
 
 
 def _read(struct: type[Options]) -> dict[str, Field]:
-    hints = typing.get_type_hints(struct, include_extras=True)
-    names = [
-        name
-        for base in struct.__mro__
-        for name in base.__dict__.get("__annotations__", ())  # noqa: RUF063  # loads no inspect
-        if typing.get_origin(hints[name]) is Annotated
-    ]
-    order = dict.fromkeys((*struct.in_order, *names))
-    return {name: _field(struct, name, hints[name]) for name in order}
+    hints: dict[str, object] = {}
+    for base in struct.__mro__:
+        if base is Options:
+            break
+        own = base.__dict__.get("__annotations__", {})  # noqa: RUF063  # loads no inspect
+        if any(isinstance(hint, str) for hint in own.values()):
+            of_all = typing.get_type_hints(base, include_extras=True)
+            own = {name: of_all[name] for name in own}
+        for name, hint in own.items():
+            if typing.get_origin(hint) is Annotated:
+                hints.setdefault(name, hint)
+    return {name: _field(struct, name, hints[name]) for name in (*struct.in_order, *hints)}
 
 
 def _field(struct: type[Options], name: str, hint: object) -> Field:

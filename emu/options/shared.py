@@ -1,13 +1,12 @@
 """Options that several commands have, in groups: a command's struct takes them as bases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from emu.log import Format, Level
 from emu.options.declare import Option, Options
+from emu.process.annotated import Annotated
 
 SET: Final = Option(
     "KEY=VALUE: override a key of the configuration; dotted keys, may be repeated.",

@@ -15,24 +15,14 @@ import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType
-from typing import NamedTuple
 
 _LENGTH_BYTES = 8
 
 
-class Entry(NamedTuple):
-    """Where the code of a module is, and what it was made of."""
-
-    path: str
-    is_package: bool
-    mtime_ns: int
-    size_bytes: int
-    at_byte: int
-    """Where its code begins, after the table."""
-    length_bytes: int
-
-
-_Row = tuple[str, bool, int, int, int, int]  # an Entry, as the file has it
+Entry = tuple[str, bool, int, int, int, int]
+"""Where the code of a module is, and what it was made of: path, whether it is a package, time and
+size of the source in ns and bytes, the byte at which its code begins after the table, its length.
+"""
 
 
 class Archive:
@@ -41,46 +31,46 @@ class Archive:
     `descriptor` is the open file, `start` the byte after the table.
     """
 
-    def __init__(self, descriptor: int, start: int, table: Mapping[str, _Row]) -> None:
+    def __init__(self, descriptor: int, start: int, table: Mapping[str, Entry]) -> None:
         self._descriptor = descriptor  # open as long as the process lives: it imports when it likes
         self._start = start
         self._table = table
 
     def entry(self, name: str) -> Entry | None:
         """What is known of a module whose source is still the same."""
-        found = self._table.get(name)
-        if found is None:
+        entry = self._table.get(name)
+        if entry is None:
             return None
-        entry = Entry(*found)
+        path, _, mtime_ns, size_bytes, _, _ = entry
         try:
-            now = os.stat(entry.path)
+            now = os.stat(path)
         except OSError:
             return None
-        is_same = now.st_mtime_ns == entry.mtime_ns and now.st_size == entry.size_bytes
-        return entry if is_same else None
+        return entry if now.st_mtime_ns == mtime_ns and now.st_size == size_bytes else None
 
     def spec(self, name: str) -> ModuleSpec | None:
         """How to import a module; None where it has to be read from its source."""
         entry = self.entry(name)
         if entry is None:
             return None
-        loader = _Loader(self, name, entry)
-        spec = ModuleSpec(name, loader, origin=entry.path, is_package=entry.is_package)
+        path, is_package, *_ = entry
+        spec = ModuleSpec(name, _Loader(self, name, entry), origin=path, is_package=is_package)
         spec.has_location = True
-        if entry.is_package:
-            spec.submodule_search_locations = [os.path.dirname(entry.path)]
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(path)]
         return spec
 
     def data(self, entry: Entry) -> bytes:
         """The code of a module, marshaled."""
-        return os.pread(self._descriptor, entry.length_bytes, self._start + entry.at_byte)
+        *_, at_byte, length_bytes = entry
+        return os.pread(self._descriptor, length_bytes, self._start + at_byte)
 
 
 class _Loader(SourceFileLoader):
     """Takes a module's code from an archive; all else (source, resources) from its place."""
 
     def __init__(self, archive: Archive, name: str, entry: Entry) -> None:
-        super().__init__(name, entry.path)
+        super().__init__(name, entry[0])
         self._archive = archive
         self._entry = entry
 
@@ -108,7 +98,7 @@ def read(path: str, root: str) -> Archive | None:
 def write(path: str, root: str, modules: Mapping[str, str]) -> None:
     """Make the archive of modules with their sources; code that is still right is taken over."""
     known = read(path, root)
-    table: dict[str, _Row] = {}
+    table: dict[str, Entry] = {}
     codes = []
     at = 0
     for name, source in modules.items():
@@ -120,7 +110,7 @@ def write(path: str, root: str, modules: Mapping[str, str]) -> None:
                 facts = os.fstat(file.fileno())
                 text = file.read()
             is_package = os.path.basename(source) == "__init__.py"
-            entry = Entry(source, is_package, facts.st_mtime_ns, facts.st_size, 0, 0)
+            entry = (source, is_package, facts.st_mtime_ns, facts.st_size, 0, 0)
             code = marshal.dumps(compile(text, source, "exec", dont_inherit=True, optimize=0))
         table[name] = (*entry[:4], at, len(code))
         codes.append(code)

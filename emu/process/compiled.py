@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from emu.process.archived import Archive
@@ -37,15 +37,21 @@ def beside(root: str) -> str:
     return os.path.join(root, "build", "compiled", str(sys.implementation.cache_tag))
 
 
-class Build(NamedTuple):
+class Build:
     """What of a build runs."""
 
-    compiled: frozenset[str]
-    """Modules that run compiled."""
-    replaced: tuple[str, ...] = ()
-    """Modules that were compiled, but run as pure Python."""
-    edited: tuple[str, ...] = ()
-    """Modules whose source is not the one of the build: the reason why others are replaced."""
+    def __init__(
+        self,
+        compiled: frozenset[str],
+        replaced: tuple[str, ...] = (),
+        edited: tuple[str, ...] = (),
+    ) -> None:
+        """`compiled`: modules that run compiled. `replaced`: those that were compiled, but run as
+        pure Python. `edited`: those whose source is not the one of the build, the reason why
+        others are replaced."""
+        self.compiled = compiled
+        self.replaced = replaced
+        self.edited = edited
 
     def __str__(self) -> str:
         """`compiled (85 modules)`, or which of them are not."""
@@ -165,7 +171,7 @@ def _of_checkout() -> Finder | None:
     edited = [
         (name, path)
         for name, path, _, mtime_ns, size, digest in listed
-        if not _is_same(os.path.join(root, path), int(mtime_ns), int(size), digest)
+        if not _is_same(root + os.sep + path, int(mtime_ns), int(size), digest)
     ]
     pure: set[str] = set()
     if edited:

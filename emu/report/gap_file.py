@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import log2
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -61,7 +61,7 @@ def read_gaps(path: Path) -> GapFile:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 
 
-class _Distinct(NamedTuple):
+class _Distinct(msgspec.Struct, frozen=True):
     """Distinct gaps, ascending, and how many there were of each."""
 
     values: list[int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -44,7 +44,7 @@ def served_lines(plan: Plan) -> list[str]:
     return list(found)
 
 
-class Spread(NamedTuple):
+class Spread(msgspec.Struct, frozen=True):
     """How far TTFT and TPOT may be off, by arithmetic at the shipped (or learned) constants."""
 
     halves: dict[str, float]

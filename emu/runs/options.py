@@ -1,13 +1,12 @@
 """What `emu run` is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from emu.options.declare import Argument, Option
-from emu.options.shared import Logged, Settings, Shown, Traffic, Workers, output
+from emu.options.shared import Logged, Settings, Shown, Traffic, Workers
+from emu.process.annotated import Annotated
 
 
 class RunOptions(Traffic, Settings, Workers, Shown, Logged):
@@ -40,7 +39,9 @@ class RunOptions(Traffic, Settings, Workers, Shown, Logged):
     skip_prefill: Annotated[
         bool, Option("The KV of every prompt is there at its arrival: only decoding is emulated.")
     ] = False
-    output: Annotated[Path | None, output("Output directory, instead of the config's.")] = None
+    output: Annotated[
+        Path | None, Option("Output directory, instead of the config's.", "--output", "-o")
+    ] = None
     force: Annotated[bool, Option("Replace whatever run the directory holds.")] = False
     report: Annotated[bool, Option("Write report.html.")] = True
     seed: Annotated[

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
@@ -29,7 +29,7 @@ class Origin(msgspec.Struct, frozen=True):
     overrides: Sequence[str] = ()
 
 
-class Began(NamedTuple):
+class Began(msgspec.Struct, frozen=True):
     """When a run has begun, by the clocks of this process."""
 
     wall_s: float

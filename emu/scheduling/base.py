@@ -537,7 +537,10 @@ class Scheduler(ABC):
 
     def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
         """Blocks that this replica must reserve to take over these requests' KV."""
-        return sum(map(self.blocks_for, requests))
+        blocks = 0
+        for request in requests:
+            blocks += self.blocks_for(request)
+        return blocks
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `reserve` would take these requests now."""
@@ -550,7 +553,7 @@ class Scheduler(ABC):
 
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""
-        return self.ledger.reserve(requests, list(map(self.blocks_for, requests)))
+        return self.ledger.reserve(requests, [self.blocks_for(request) for request in requests])
 
     def unreserve(self, requests: Sequence[Request]) -> None:
         """Give back a reservation that will not be used."""

@@ -220,10 +220,9 @@ class Cohort:
         at = self.step % size
         if steps == 1:
             return takers[at]
-        end = at + steps % size
-        blocks = steps // size * self.count + sum(takers[at:end])
-        if end > size:
-            blocks += sum(takers[: end - size])
+        blocks = steps // size * self.count
+        for ahead in range(at, at + steps % size):
+            blocks += takers[ahead] if ahead < size else takers[ahead - size]
         return blocks
 
     def busy_steps(self, steps: int) -> Iterator[int]:

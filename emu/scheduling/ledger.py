@@ -126,7 +126,8 @@ class Ledger:
         """Take so many blocks for each of the requests, or none at all."""
         if sum(blocks) > self.pool.blocks_free:
             return False
-        for request, count in zip(requests, blocks, strict=True):
+        for at, request in enumerate(requests):
+            count = blocks[at]
             assert request.request_id not in self.reserved, "reserved twice"
             self.reserved[request.request_id] = Reservation(request, count, self.pool.take(count))
         return True

@@ -148,6 +148,17 @@ class Block(msgspec.Struct):
     details: list[Line] | None = None
     """The whole lines, where the columns do not say everything."""
 
+    def copy(self) -> Block:
+        """The same columns, to be changed."""
+        return Block(
+            self.arrival_ns.copy(),
+            self.prompt_tokens.copy(),
+            self.output_tokens.copy(),
+            self.line_numbers.copy(),
+            self.offsets.copy(),
+            self.details,
+        )
+
     def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Block:
         """The block of these rows, in this order (indices), or of the rows marked (mask)."""
         import numpy as np

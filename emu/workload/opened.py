@@ -17,7 +17,7 @@ from functools import partial
 from itertools import repeat
 from operator import le
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -377,7 +377,7 @@ def _set_time(workload: Workload, asked: _Asked, zero_ns: int) -> None:
         raise asked.error(key, problem) from None
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True):
     """A `[workload]` table, and what its keys are read with."""
 
     table: WorkloadTable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +337,7 @@ def test_a_wrong_engine_file_is_refused(tmp_path: Path, text: str) -> None:
         replica('[engine]\nlearned = "wrong.toml"\n', tmp_path)
 
 
-# --- another engine: one module, one line, one entry ----------------------------------------------
+# --- another engine: one module, one entry ----------------------------------------------
 class ToyMemory(msgspec.Struct, frozen=True):
     """Keeps a gigabyte, and the first three blocks."""
 
@@ -371,18 +370,21 @@ def toy_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
     return msgspec.structs.replace(table, **changes)
 
 
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    made = Engine(
+TOY = (
+    Engine(
         name="toy",
         model=msgspec.structs.replace(ENGINE, name="toy-1.0", host_step_ns=9_000_000),
         memory=toy_memory,
         kernels=toy_kernels,
         defaults=toy_defaults,
-    )
-    monkeypatch.setitem(ENGINES, "toy", EngineWords(("1.0",), ("orca",)))
-    monkeypatch.setitem(BUNDLES, made.label, made)
-    yield made
+    ),
+)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setitem(ENGINES, "toy", EngineWords(("1.0",), ("orca",), f"{__name__}:TOY"))
+    return TOY[0]
 
 
 def test_another_engine_brings_scheduler_memory_kernels_and_defaults(toy: Engine) -> None:

@@ -4,13 +4,13 @@
 kept as text: msgspec would compile each of them at every start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from msgspec import Meta, Struct
+
+from emu.process.annotated import Annotated
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a place in a file."""
@@ -66,7 +66,7 @@ def doc(
     return Meta(description=text, ge=ge, le=le)
 
 
-class Only(NamedTuple):
+class Only(Struct, frozen=True):
     """When a key is read: while another key of its table has one of these values."""
 
     key: str

@@ -1,8 +1,9 @@
 """What `[engine]` says of experts that several ranks share: exchange, overlap, balance."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from emu.config.tables import Count, Count0, Fraction, NonNegative, Only, OnlyThen, Table, doc
+from emu.process.annotated import Annotated
 
 All2all = Literal["auto", "allgather_reducescatter", "deepep", "mnnvl"]
 Overlap = Literal["auto", "none", "two_batch", "single_batch"]

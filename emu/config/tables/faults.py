@@ -6,12 +6,13 @@ needed. `old` says which key a file of before means by `magnitude` or `times`. W
 lives in `emu/faults/`.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from msgspec import Meta
 
 from emu.config.schema import FaultTable
 from emu.config.tables import Count, Fraction, NonNegative, Positive, doc
+from emu.process.annotated import Annotated
 
 Index = Annotated[int, Meta(ge=0, le=2**53)]
 Part = Annotated[float, Meta(gt=0, le=1)]

@@ -1,6 +1,6 @@
 """`[latency]`: what an iteration costs. `backend` chooses the kind, `tag` is its name."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec import field
 
@@ -17,6 +17,7 @@ from emu.config.tables import (
     tag_of,
 )
 from emu.documents import Document
+from emu.process.annotated import Annotated
 
 Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
 Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]

@@ -6,12 +6,13 @@ class that implements it, its docstring what the pages say, and its fields are t
 reads beside those of all routers.
 """
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from msgspec import field
 
 from emu.config.tables import OWN, Count0, NonNegative, Table, Tokens0, doc, tag_of
 from emu.documents import Document
+from emu.process.annotated import Annotated
 
 
 class RouterTable(Table, kw_only=True, frozen=True, tag_field="policy"):

@@ -5,7 +5,7 @@ planners (`emu/config/kinds.py`): `tag` is its name, the only place where that i
 the class that implements it, and its fields are the keys that it reads beside those of all.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec import field
 
@@ -23,6 +23,7 @@ from emu.config.tables import (
     tag_of,
 )
 from emu.documents import Document
+from emu.process.annotated import Annotated
 
 
 class AutoscaleTable(Table, kw_only=True, frozen=True, tag_field="planner"):

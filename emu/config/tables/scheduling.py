@@ -8,7 +8,7 @@ all schedulers.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from msgspec import convert, field
 from msgspec.structs import asdict, replace
@@ -29,6 +29,7 @@ from emu.config.tables import (
 )
 from emu.config.tables.experts import ExpertKeys
 from emu.documents import Document
+from emu.process.annotated import Annotated
 from emu.process.prepared import prepared
 
 MaxNumSeqs = Annotated[

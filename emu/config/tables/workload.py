@@ -1,6 +1,6 @@
 """`[workload]`: what is asked, requests from a file or from distributions."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -17,6 +17,7 @@ from emu.config.tables import (
     Tokens0,
     doc,
 )
+from emu.process.annotated import Annotated
 
 WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from emu.errors import InputError
-from emu.workload.formats.csv_columns import (
-    Fields,
-    Mask,
-    read_decimals,
-    read_ints,
-    read_stamps,
-    split_fields,
-)
 from emu.workload.formats.csv_dialects import STAMP, Dialect, find_column
 from emu.workload.formats.csv_few import plain_decimal, plain_integer, plain_stamp, rows_of
 from emu.workload.formats.csv_named import EPOCH_NS, epoch_unit
 from emu.workload.formats.decimals import exact_decimal
 from emu.workload.formats.text_file import Chunk
 from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, plain
+
+if TYPE_CHECKING:
+    from emu.workload.formats.csv_columns import Fields, Mask
 
 
 class CsvParser:
@@ -84,10 +80,20 @@ class CsvParser:
             if name.lower() not in known:
                 notes.warn(f"unknown column {name!r} is ignored")
 
+    def how(self) -> tuple[Hashable, ...]:
+        """All that its blocks depend on beside the file; empty: they are more than columns, or
+        few."""
+        if self._texts or self._numbers or self.takes_few:
+            return ()
+        dialect = self._dialect
+        spelled = (self._unit, dialect.skip_zero, dialect.whole_floats)
+        columns = (self._prompt, self._output, self._arrival)
+        return (*spelled, *columns, self._header_lines, *self._names)
+
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The rows of a chunk. Raises InputError at the first row that is wrong."""
-        data, first_line, offset = chunk
-        if chunk.first_line == 1 and self._header_lines:
+        data, first_line, offset = chunk.data, chunk.first_line, chunk.offset
+        if first_line == 1 and self._header_lines:
             cut = data.find(b"\n") + 1 or len(data)
             data, first_line, offset = data[cut:], 2, offset + cut
         if self.takes_few and "numpy" not in sys.modules:
@@ -95,6 +101,8 @@ class CsvParser:
             if block is not None:
                 return block
         import numpy as np
+
+        from emu.workload.formats.csv_columns import split_fields  # a small trace needs none
 
         fields = split_fields(data, len(self._header)) if data else None
         if fields is None:
@@ -157,6 +165,8 @@ class CsvParser:
     def _counts(self, fields: Fields, numbers: Ints, column: int) -> Ints:
         import numpy as np
 
+        from emu.workload.formats.csv_columns import read_ints
+
         values, bad = read_ints(fields, column)
         bad |= (values > TOKENS_MAX) | ((values == 0) & (not self._dialect.skip_zero))
         for row in np.flatnonzero(bad).tolist():
@@ -184,6 +194,8 @@ class CsvParser:
     def _arrivals(self, fields: Fields, numbers: Ints) -> Ints:
         import numpy as np
 
+        from emu.workload.formats.csv_columns import read_decimals, read_stamps
+
         if self._is_stamp:
             values, bad = read_stamps(fields, self._arrival)
         else:
@@ -195,6 +207,8 @@ class CsvParser:
 
     def _instant(self, text: str, line: int, name: str) -> int:
         if self._is_stamp:
+            from emu.workload.formats.csv_columns import read_stamps, split_fields
+
             one = split_fields(text.encode() + b"\n", 1)
             values, bad = read_stamps(one, 0) if one is not None else (None, None)
             if values is None or bad is None or bad[0]:
@@ -307,6 +321,8 @@ class CsvParser:
 def _fields_of_cells(cells: list[str], columns: int) -> Fields:
     """Cells that were split elsewhere, laid end to end."""
     import numpy as np
+
+    from emu.workload.formats.csv_columns import Fields
 
     parts = [cell.strip().encode() for cell in cells]
     ends = np.cumsum([len(part) for part in parts] or [0]).astype(np.int64)[: len(parts)]

@@ -7,7 +7,7 @@ words it, or accepts the line (unknown fields, blank lines) and warns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -64,6 +64,10 @@ class JsonLinesParser(Generic[Row]):
     def block(self, rows: list[Row], numbers: Ints, offsets: Ints, notes: Notes) -> Block:
         """Rows as columns."""
         raise NotImplementedError
+
+    def how(self) -> tuple[Hashable, ...]:
+        """Its blocks may be more than columns."""
+        return ()
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The lines of a chunk. Raises InputError at the first line that is wrong."""

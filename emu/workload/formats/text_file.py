@@ -10,7 +10,9 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
+
+import msgspec
 
 from emu.config.input_files import no_file
 from emu.errors import InputError
@@ -23,7 +25,7 @@ _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03
 """First bytes of files that are not text."""
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """Whole lines: the bytes, the number of the first line, and where it starts in the file."""
 
     data: bytes
@@ -47,8 +49,9 @@ class TextFile:
         self.source = source
         self.chunk_bytes = chunk_bytes
         with self._open() as file:
-            self._stamp = self._read_stamp(file)
-        self.size_bytes = self._stamp[0]
+            self.stamp = self._read_stamp(file)
+        """Size in bytes, and when it was changed in ns."""
+        self.size_bytes = self.stamp[0]
 
     def _open(self) -> BinaryIO:
         try:
@@ -67,7 +70,7 @@ class TextFile:
 
     def _reopen(self) -> BinaryIO:
         file = self._open()
-        if self._read_stamp(file) != self._stamp:
+        if self._read_stamp(file) != self.stamp:
             file.close()
             raise InputError(self.source, None, "", "the file changed while it was being read")
         return file
