@@ -16,7 +16,7 @@ from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.drafts import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_model, model_from_file
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import UNITS, ModelSpec
 from emu.cluster.state_slots import (
     has_states,
     keeps_tree,
@@ -49,6 +49,8 @@ from emu.units import GIB, ceil_div
 if TYPE_CHECKING:
     from emu.features.base import Feature
 
+_WIDENED_BY_ALL: Final = "mxfp4"
+"""Experts of gpt-oss, for which every engine has kernels on older GPUs."""
 KERNEL_TIMES: Final = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
 _EXPERTS_PART: Final = 0.9
@@ -218,6 +220,7 @@ def divide_memory(group: ReplicaGroup, gpu: GpuSpec) -> Divided:
         return _divided_by_vidur(group, scheduler, scheduler.memory_margin_fraction, gpu)
     engine = _counted_engine(group)
     _check_expert_gpus(group, gpu)
+    _check_types(group, gpu)
     reserve, beside = 0, sum(one.reserve_bytes(scheduler, model) for one in group.features)
     if engine is not None:
         kept = engine.memory.kept(
@@ -330,6 +333,23 @@ def _slot_bytes(group: ReplicaGroup) -> int:
     params = experts.expert_params(model.hidden, gated=model.gated_mlp)
     dtype = sizes.expert_dtype(model, group.model_table.dtype)
     return model.moe_layer_count * sizes.weight_bytes(params, dtype)
+
+
+def _check_types(group: ReplicaGroup, gpu: GpuSpec) -> None:
+    """The engine has kernels on the GPU for what the model is stored as."""
+    model, table = group.model, group.model_table
+    if group.bound is None or group.bound.engine.widens:
+        return
+    kinds = [
+        ("model.dtype", sizes.linear_dtype(model, table.dtype)),
+        ("model.dtype", sizes.expert_dtype(model, table.dtype)),
+        ("model.kv_cache_dtype", sizes.kv_dtype(model, table.dtype, table.kv_cache_dtype)),
+    ]
+    for key, dtype in kinds:
+        units = UNITS[dtype]
+        if units in ("fp8", "fp4") and dtype != _WIDENED_BY_ALL and not gpu.unit_flops(units):
+            problem = f"{group.bound.engine.name} runs no {dtype} on {gpu.name}, which lacks units"
+            raise InputError(group.source, None, key, f"{problem} for it")
 
 
 def _check_expert_gpus(group: ReplicaGroup, gpu: GpuSpec) -> None:

@@ -97,6 +97,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     on_gpu: OnGpu = same_on_all
     experts: ExpertDefaults = ExpertDefaults()
     """How experts are shared where nothing is said."""
+    widens: bool = True
+    """Runs weights and KV of types that the GPU has no units for, widened to 16 bits."""
 
     @property
     def version(self) -> str:

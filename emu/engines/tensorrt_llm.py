@@ -166,6 +166,7 @@ def _engine(version: str, *, graph_sizes: str = "", knows_ends: bool = False) ->
         memory=tensorrt_llm_memory,
         kernels=tensorrt_llm_kernels,
         defaults=partial(_filled, knows_ends=knows_ends),
+        widens=False,  # its support matrix: fp8 from Ada on, NVFP4 on Blackwell alone
         on_gpu=tensorrt_llm_on,
     )
 

@@ -311,3 +311,29 @@ def test_buffers_of_collectives_grow_with_the_ranks() -> None:
     of_two = context_bytes(2) - alone
     assert of_two > GIB
     assert [context_bytes(ranks) - alone for ranks in (4, 8)] == [2 * of_two, 4 * of_two]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "problem"),
+    [
+        ("nvidia/Qwen3-32B-NVFP4", "H100", r"model\.dtype: tensorrt-llm runs no nvfp4 on H100"),
+        ("nvidia/Qwen3-8B-FP8", "A100", r"model\.dtype: tensorrt-llm runs no fp8 on A100"),
+        ("nvidia/Qwen3-32B-NVFP4", "B200", ""),
+        ("nvidia/Qwen3-8B-FP8", "L40S", ""),
+        ("openai/gpt-oss-20b", "H100", ""),
+        ("Qwen/Qwen3-8B-AWQ", "A100", ""),
+    ],
+)
+def test_types_without_units_on_a_gpu_are_refused(model: str, gpu: str, problem: str) -> None:
+    tables = {
+        "model": {"name": model},
+        "engine": {"name": "tensorrt-llm"},
+        "nodes": [{"gpu": gpu}],
+        "replicas": [{}],
+    }
+    if not problem:
+        make_plan(config_from_dict(tables))
+        return
+    with pytest.raises(InputError, match=problem):
+        make_plan(config_from_dict(tables))
+    make_plan(config_from_dict({**tables, "engine": {"name": "vllm"}}))  # Marlin widens them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,22 @@ def test_a_name_is_of_one_row(tmp_path: Path) -> None:
     table(tmp_path / "below", {"isl": "512"})
     with pytest.raises(InputError, match="id: 'a' is the name of a row of another table, too"):
         point_board(FidelityOptions(directory=tmp_path, jobs=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"fit": Path("x.toml")}, "--fit: is for measured runs; this is a table of points"),
+        ({"leave_out": "run"}, "--leave-out: is for measured runs"),
+        ({"learn": ["half"]}, "--learn: is for measured runs"),
+        ({"only": ["zzz"]}, "no row has such a word in its name or model"),
+    ],
+)
+def test_what_a_table_of_points_cannot_answer_is_told(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InputError, match=problem):
+        fidelity_command(FidelityOptions(directory=table(tmp_path, {}), jobs=1, **options))
 
 
 def test_a_spreadsheets_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:

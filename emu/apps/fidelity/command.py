@@ -35,7 +35,13 @@ def fidelity_command(options: FidelityOptions) -> int:
     learns = bool(options.learn) or options.prior is not None
     needs_fit = bool(options.leave_out) or options.fit is not None
     points = None
-    has_points = options.leave_out != "run" and options.fit is None and not learns
+    asked = {"--leave-out": options.leave_out == "run", "--fit": options.fit is not None}
+    asked |= {"--learn": bool(options.learn), "--prior": options.prior is not None}
+    has_points = not any(asked.values())
+    if directory.is_file() and not has_points:
+        option = next(option for option, is_given in asked.items() if is_given)
+        problem = "is for measured runs; this is a table of points"
+        raise InputError(str(directory), None, option, problem)
     if has_points and tables_below(directory):
         points = point_board(options)
         if options.leave_out == "engine" or directory.is_file() or not has_runs(directory):

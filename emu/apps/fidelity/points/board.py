@@ -173,6 +173,8 @@ def point_board(options: FidelityOptions) -> PointBoard:
     if not drawn:
         reasons = Counter(one.reason for one in unread).most_common(3)
         words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
+        if options.only and not unread:
+            words = "no row has such a word in its name or model"
         raise InputError(str(directory), None, "", f"no point can be emulated ({words})")
     jobs = [
         Job(point, homes[point.point_id], overrides, recipe_of(point).drafts[0]) for point in drawn
