@@ -470,7 +470,9 @@ class Outbound:
 
     def _bytes_of(self, requests: list[Request], destination_id: int) -> int:
         kv = self.kv
-        token_bytes = kv.bytes_per_token * kv.copies.get(destination_id, 1)
+        token_bytes = kv.bytes_per_token
+        if destination_id in kv.copies:
+            token_bytes *= kv.copies[destination_id]
         return kv_bytes(requests, kv.block_size, token_bytes, kv.state_bytes)
 
     def _send_half(self, split: SplitBatch, half: MigratingBatch) -> None:
