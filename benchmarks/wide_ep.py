@@ -172,7 +172,7 @@ GB200: Final = Site(gpu="GB200", machine=72, captured=768)
 GB200_FP4: Final = Site(
     gpu="GB200",
     machine=72,
-    model="nvidia/DeepSeek-R1-0528-NVFP4-v2",
+    model="nvidia/DeepSeek-R1-0528-NVFP4",
     kv_cache_dtype="fp8",
     captured=1408,
 )

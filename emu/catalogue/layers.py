@@ -50,7 +50,11 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
         key_value = hidden * self.kv_width + self.kv_lora_rank * heads * (
             self.qk_nope_head_dim + self.v_head_dim
         )
-        return query + key_value + heads * self.v_head_dim * hidden
+        return query + key_value + self.output_params(hidden, heads)
+
+    def output_params(self, hidden: int, heads: int) -> int:
+        """Parameters of the last product alone."""
+        return heads * self.v_head_dim * hidden
 
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +244,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     norm_params: int = 0
     """Parameters of the norms around the parts."""
     unquantized: frozenset[str] = frozenset()
-    """Parts that a quantized checkpoint keeps wide: "mixer", "mlp", "shared", "experts"."""
+    """Parts that a quantized checkpoint keeps wide: "mixer", "mlp", "shared", "experts", and
+    "output", the last product of latent attention (that of other mixers is as the "mixer" is)."""
 
     @property
     def kind(self) -> str:

@@ -21,6 +21,7 @@ from emu.catalogue.reader import ConfigReader, HfConfig
 _PART_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "mixer": ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.o_proj", "mixer.in_proj",
               "linear_attn.in_proj_qkv", "attn.c_attn"),
+    "output": ("self_attn.o_proj",),
     "mlp": ("mlp.gate_proj", "mlp.up_proj", "mixer.up_proj", "mlp.down_proj", "feed_forward.w1"),
     "shared": ("mlp.shared_experts.gate_proj", "mlp.shared_expert.gate_proj",
                "mixer.shared_experts.up_proj"),
@@ -52,7 +53,7 @@ def read_quantization(
     patterns = _patterns(table)
     kept = _kept_wide(read, patterns, _targets(table), layers)
     if method == "mxfp4" and not patterns:  # gpt-oss: nothing but the experts is stored so
-        kept = (frozenset(("mixer", "mlp", "shared")),) * layers
+        kept = (frozenset(("mixer", "output", "mlp", "shared")),) * layers
     return Quantization(
         linear_dtype=stored,
         expert_dtype=stored,

@@ -104,11 +104,15 @@ def layer_size(spec: ModelSpec, layer_index: int, tp: int = 1, ep: int = 0) -> L
         other += moe.small_params(hidden)
         if moe.bias:
             other += per_rank * (2 * ceil_div(moe.ffn, split) + hidden)
-    parts = {"mixer": mixer, "mlp": mlp, "shared": shared, "experts": routed}
+    output = 0
+    if layer.latent is not None:
+        output = layer.latent.output_params(hidden, ceil_div(layer.latent_heads, tp))
+    parts = {"mixer": mixer - output, "output": output}
+    parts |= {"mlp": mlp, "shared": shared, "experts": routed}
     other += sum(params for part, params in parts.items() if part in layer.unquantized)
     kept = {part: params for part, params in parts.items() if part not in layer.unquantized}
-    linear = kept.get("mixer", 0) + kept.get("mlp", 0) + kept.get("shared", 0)
-    return LayerSize(linear, kept.get("experts", 0), other)
+    routed = kept.pop("experts", 0)
+    return LayerSize(sum(kept.values()), routed, other)
 
 
 def _mixer_params(spec: ModelSpec, layer: Layer, tp: int) -> int:
@@ -288,6 +292,12 @@ def kv_bytes_per_token_layer(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
     """KV bytes of one token in all layers, windowed ones included, each head once."""
     return kv_bytes_per_token_rank(spec, dtype)
+
+
+def kv_copies(spec: ModelSpec, dtype: str, tp: int) -> int:
+    """Times that `tp` ranks together hold the KV of a token."""
+    on_ranks = tp * kv_bytes_per_token_rank(spec, dtype, tp)
+    return max(1, on_ranks // max(1, kv_bytes_per_token(spec, dtype)))
 
 
 def kv_bytes_per_token_rank(spec: ModelSpec, dtype: str, tp: int = 1, pp: int = 1) -> int:

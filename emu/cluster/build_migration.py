@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from emu.catalogue import sizes
 from emu.cluster.build import Shared
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.names import is_import_path
@@ -101,12 +102,24 @@ def _kv_of(plan: ReplicaPlan, whole: Plan) -> Kv:
         block_size=plan.page_tokens,
         bytes_per_token=plan.kv_bytes_per_token,
         state_bytes=plan.state_bytes,
+        copies=_copies(plan, whole),
         layerwise=network.kv_transfer == "layerwise",
         connector_ns=round(network.connector_us * 1000),
         connector_block_ns=round(network.connector_block_us * 1000),
         has_first_token=network.first_token == "decode",
         holds_halves="split_lock" in _oddities(whole, plan.served),
     )
+
+
+def _copies(source: ReplicaPlan, whole: Plan) -> dict[int, int]:
+    """Times that destinations need a source's KV, where it is not once."""
+    found = {}
+    for one in whole.replicas:
+        if one.served == source.served and one.tensor_parallel > 1:
+            copies = sizes.kv_copies(one.model, one.kv_dtype, one.tensor_parallel)
+            if copies > 1:
+                found[one.replica_id] = copies
+    return found
 
 
 def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator:

@@ -34,6 +34,8 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> list[WaveGroup]:
             shares_experts=is_shared,
             holds_experts=first.experts is None or not first.experts.is_apart,
             padded_tokens_max=padded,
+            pads_prompts=not is_shared
+            or not isinstance(first.scheduler, SglangTable | TensorrtLlmTable),
             rebalance=_rebalance(first, plan.config),
         )
         waves.append(wave)

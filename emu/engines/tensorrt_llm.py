@@ -104,9 +104,12 @@ def tensorrt_llm_on(model: EngineModel, there: Deployment) -> EngineModel:
     table = there.scheduler
     if not isinstance(table, TensorrtLlmTable):
         return model
-    return msgspec.structs.replace(
+    model = msgspec.structs.replace(
         model, graph_tokens_max=table.captured_max, graph_padding=table.cuda_graph_padding
     )
+    from emu.engines.grace import TENSORRT_LLM_CALLS, called_on  # as SGLang's
+
+    return called_on(model, there.gpu, TENSORRT_LLM_CALLS)
 
 
 def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> SchedulerTable:

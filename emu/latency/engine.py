@@ -59,6 +59,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     (`--enforce-eager`; `latency.enforce_eager`)."""
     sampler: Literal["sort", "triton"] = "sort"
     """How top-p is cut: a sort of the vocabulary, or one kernel from 8 rows on."""
+    sums_groups: bool = False
+    """Prompts of ranks of attention meet by all-reduces, each rank's rows beside zeros (SGLang's
+    `DpPaddingMode.SUM_LEN`, which batches with prompts take); False: they are gathered."""
     fused_all_reduce: bool = False
     """All-reduce, residual and norm are one kernel where the GPU has it (Hopper, Blackwell)."""
     # GPU time of a step beside layers, logits and sampler.
@@ -82,6 +85,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_sequence_ns: int = 8_000
     host_prompt_ns: int = 50_000
     """For each prompt chunk: its blocks and tables are new."""
+    host_handoff_ns: int = 0
+    """For each prompt of a replica that hands its KV over, while its GPUs wait."""
     host_group_ns: int = 0
     """More where experts are shared: ranks agree on the sizes of their batches in each step."""
     launch_ns: int = 6_000

@@ -35,9 +35,11 @@ class EngineSteps:
         fused_bytes_max: int = 0,
         eager: EagerCalls | None = None,
         is_grouped: bool = False,
+        hands_off: bool = False,
     ) -> None:
         """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`).
-        `is_grouped`: ranks agree on each step (`EngineModel.host_group_ns`).
+        `is_grouped`: ranks agree on each step (`EngineModel.host_group_ns`). `hands_off`: KV of
+        prompts leaves for another replica.
         `fused_bytes_max`: the largest all-reduce that is one kernel with the norm after it.
         `eager`: what the host calls in each step; None = steps are compiled and captured.
         """
@@ -46,6 +48,7 @@ class EngineSteps:
         self._host_step_ns = model.host_step_ns + (model.host_group_ns if is_grouped else 0)
         self._host_sequence_ns = model.host_sequence_ns
         self._host_prompt_ns = model.host_prompt_ns
+        self._handoff_ns = model.host_handoff_ns if hands_off else 0
         self._step_ns = model.step_ns
         self._graph_layer_ns = model.graph_layer_ns
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
@@ -118,6 +121,7 @@ class EngineSteps:
         if not self._pads and not is_captured(tokens, limit):
             launches_ns = self._launches_ns
         exposed_ns = self._penalty_ns + sequences * self._penalty_sequence_ns
+        exposed_ns += prompts * self._handoff_ns
         if self._overlapped:
             return host_ns + launches_ns, exposed_ns
         return launches_ns, exposed_ns + host_ns

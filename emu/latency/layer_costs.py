@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.catalogue import sizes
+from emu.catalogue.layers import Experts
 from emu.catalogue.model import ModelSpec
 from emu.latency.kernels.machine import CollectiveNs
 from emu.latency.kernels.operations import Ops
@@ -77,6 +78,8 @@ class LayerCosts:
         self.spec = spec
         self.gate = gate
         self.routed = routed
+        self.sums_groups = False
+        """Tokens of a group that is not padded meet by all-reduces (`EngineModel.sums_groups`)."""
         self._is_timed_alone = routed is not None and routed.exchanges
         """Products are those of `experts/deepgemm.py`, without the kernels between them."""
         self.ops = ops
@@ -90,15 +93,14 @@ class LayerCosts:
         moe = spec.experts
         mixtures = [index for index in range(spec.layers) if spec.is_moe_layer(index)]
         self.kept = spec.kept_wide(mixtures[-1] if mixtures else spec.layers - 1)
-        """Parts that stay wide in the last layer with experts, if there is one, else in the last.
-        """
+        """Parts that stay wide in the last layer with experts, else in the last."""
         self._fused = moe.shared_ffn // moe.ffn if fuses_shared and moe is not None else 0
         """Shared experts that run in the kernels of the routed ones."""
         self.heads = ceil_div(spec.heads, tp)
         self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
 
     def stored(self, part: str, kept: frozenset[str]) -> str:
-        """Type of a part of a layer that keeps some parts wide: "mixer", "mlp", "shared"."""
+        """Type of a part of a layer ("mixer", "output", "mlp", "shared") that keeps some wide."""
         return self.plain if part in kept else self.linear
 
     def layer(self, tokens: int, is_moe: bool, kept: frozenset[str] = _NONE) -> TokenCost:
@@ -113,7 +115,7 @@ class LayerCosts:
         if spec.wide_qk_norm:  # squares first; then all is read again, scaled and written
             norm_s += ops.elementwise_s(tokens * width) + ops.elementwise_s(2 * tokens * width)
         rotary_s = 0.0 if spec.position_rows else ops.elementwise_s(2 * tokens * width)
-        dense_s = self._attention_products_s(tokens, self.stored("mixer", kept))
+        dense_s = self._attention_products_s(tokens, kept)
         moe_s = 0.0
         if is_moe:
             moe_s = self._moe_s(tokens, kept)
@@ -127,8 +129,8 @@ class LayerCosts:
             collectives=self._layer_collectives_ns(tokens, stream, is_moe),
         )
 
-    def _attention_products_s(self, tokens: int, dtype: str) -> float:
-        spec, gemm = self.spec, self.ops.gemm_s
+    def _attention_products_s(self, tokens: int, kept: frozenset[str]) -> float:
+        spec, gemm, dtype = self.spec, self.ops.gemm_s, self.stored("mixer", kept)
         mla = spec.latent
         if mla is None:
             width = (self.heads + 2 * self.kv_heads) * spec.head_dim
@@ -144,7 +146,9 @@ class LayerCosts:
             # What goes into the latent space and out of it are two products, of 16 bits.
             total += _LATENT_KERNELS * self.ops.element_s
             total += expanded * mla.kv_lora_rank / self.ops.memory_rate
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, dtype)
+        return total + gemm(
+            tokens, spec.hidden, self.heads * mla.v_head_dim, self.stored("output", kept)
+        )
 
     def _mlp_s(self, tokens: int, ffn: int, dtype: str) -> float:
         spec, ops = self.spec, self.ops
@@ -160,32 +164,46 @@ class LayerCosts:
         spec, ops = self.spec, self.ops
         moe = spec.experts
         assert moe is not None
-        group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
-        split = max(1, self.tp // self.ep)
-        # One kernel has weights of one type.
-        fused = self._fused if ("shared" in kept) == ("experts" in kept) else 0
+        fused = self._fused and ("shared" in kept) == ("experts" in kept)
         if spec.wide_router:
             total = ops.single_s(tokens, moe.count, spec.hidden)
         else:
             total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
-        if self.routed is not None:
-            total += self.routed.times(ops, tokens).experts_s
-        else:
-            total += ops.experts_s(
-                tokens * group,
-                count=moe.count,
-                per_token=moe.per_token,
-                hidden=spec.hidden,
-                ffn=ceil_div(moe.ffn, split),
-                matrices=3 if spec.gated_mlp else 2,
-                dtype=self.plain if "experts" in kept else self.expert,
-                ep=self.ep,
-                gate=self.gate,
-                shared=fused,
-            )
+        total += self.plain_routed_s(tokens, kept)
         return total if fused else total + self.shared_s(tokens, kept)
 
-    def layer_parts(self, tokens: int) -> LayerParts:
+    def plain_routed_s(self, tokens: int, kept: frozenset[str]) -> float:
+        """`routed_s` of the experts that all layers with experts have."""
+        spec, moe = self.spec, self.spec.experts
+        assert moe is not None
+        kinds = self.plain if "experts" in kept else self.expert, spec.hidden
+        # One kernel has weights of one type.
+        fused = self._fused if ("shared" in kept) == ("experts" in kept) else 0
+        return self.routed_s(tokens, moe, *kinds, gated=spec.gated_mlp, fused=fused)
+
+    def routed_s(
+        self, tokens: int, moe: Experts, kind: str, width: int, *, gated: bool, fused: int = 0
+    ) -> float:
+        """Routed experts of so many tokens of each data-parallel replica that shares them.
+
+        `kind`: type of their weights; `width`: of their input. `fused`: shared experts beside them.
+        """
+        if self.routed is not None:
+            return self.routed.times(self.ops, tokens).experts_s
+        return self.ops.experts_s(
+            tokens * max(1, self.ep // self.tp),
+            count=moe.count,
+            per_token=moe.per_token,
+            hidden=width,
+            ffn=ceil_div(moe.ffn, max(1, self.tp // self.ep)),
+            matrices=3 if gated else 2,
+            dtype=kind,
+            ep=self.ep,
+            gate=self.gate,
+            shared=fused,
+        )
+
+    def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
         """One layer with shared experts, in the order of its parts; times as in `layer`."""
         from emu.latency.experts.parts import LayerParts  # only where something overlaps
 
@@ -195,18 +213,18 @@ class LayerCosts:
         kept = self.kept
         moe_s = self._moe_s(tokens, kept)
         around_s = (sum(self.layer(tokens, True, kept)[:4]) - _ns(moe_s)) / NS_PER_S
-        products_s = self._attention_products_s(tokens, self.stored("mixer", kept))
+        products_s = self._attention_products_s(tokens, kept)
         last_s = self._last_products_s(tokens)
         rest_s = around_s - products_s  # norms and rotary
         gate_s = self.ops.gemm_s(tokens, spec.experts.count, spec.hidden, self.plain)
-        times = routed.times(self.ops, tokens)
+        times, carried = routed.of_group(self.ops, tokens, mean, largest)
         return LayerParts(
             before_s=products_s - last_s + rest_s / 2,
             after_s=last_s + rest_s / 2 + gate_s,
             shared_s=self.shared_s(tokens, kept),
             experts_s=times.experts_s,
-            dispatch_s=times.dispatch_s,
-            combine_s=times.combine_s,
+            dispatch_s=carried.dispatch_s,
+            combine_s=carried.combine_s,
             processors=times.processors,
         )
 
@@ -215,9 +233,9 @@ class LayerCosts:
         spec, gemm, mla = self.spec, self.ops.gemm_s, self.spec.latent
         width = self.heads * (spec.head_dim if mla is None else mla.v_head_dim)
         dtype = self.stored("mixer", self.kept)
-        last_s = gemm(tokens, spec.hidden, width, dtype)
         if mla is None:
-            return last_s
+            return gemm(tokens, spec.hidden, width, dtype)
+        last_s = gemm(tokens, spec.hidden, width, self.stored("output", self.kept))
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         part = mla.v_head_dim / (mla.qk_nope_head_dim + mla.v_head_dim)
         return last_s + part * gemm(tokens, expanded, mla.kv_lora_rank, dtype)

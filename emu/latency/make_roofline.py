@@ -56,6 +56,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         ),
         eager=host_calls(context, model) if model.enforce_eager or not model.compiled else None,
         is_grouped=context.expert_parallel > context.tensor_parallel,
+        hands_off=context.hands_off,
     )
 
 

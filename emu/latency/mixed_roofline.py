@@ -14,6 +14,7 @@ delta rule over prompts was measured (`kernels/recurrence.py`).
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, final
 
@@ -160,7 +161,7 @@ class MixedRooflineBackend(RooflineBackend):
         total = sum(len(kind.indices) * sum(self._layer_of_kind(tokens, kind)) for kind in kinds)
         return total // max(1, sum(len(kind.indices) for kind in kinds))
 
-    def layer_parts(self, tokens: int) -> LayerParts:
+    def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
         """The same in parts; what surrounds attention is halved."""
         from emu.latency.experts.parts import LayerParts  # only where something overlaps
 
@@ -169,15 +170,25 @@ class MixedRooflineBackend(RooflineBackend):
         times, shared_s = routed.times(self._ops, tokens), costs.shared_s(tokens, costs.kept)
         moved_s = times.exchange_s if routed.exchanges else 0.0
         around_s = self.moe_layer_ns(tokens) / NS_PER_S - times.experts_s - shared_s - moved_s
+        times, carried = routed.of_group(self._ops, tokens, mean, largest)
         return LayerParts(
             before_s=around_s / 2,
             after_s=around_s / 2,
             shared_s=shared_s,
             experts_s=times.experts_s,
-            dispatch_s=times.dispatch_s,
-            combine_s=times.combine_s,
+            dispatch_s=carried.dispatch_s,
+            combine_s=carried.combine_s,
             processors=times.processors,
         )
+
+    def _group_ns(self, shape: BatchShape, part: Part) -> tuple[int, int]:
+        experts_ns = exchange_ns = 0
+        for count, kind in self._on(part):
+            if kind.layer.experts is not None:
+                more = self._more_of_group(shape, partial(self._routed_s, kind.layer))
+                experts_ns += count * more[0]
+                exchange_ns += count * more[1]
+        return experts_ns, exchange_ns
 
     def _layer_of_kind(self, tokens: int, kind: _Kind) -> TokenCost:
         key = (tokens, kind.indices[0])
@@ -240,7 +251,8 @@ class MixedRooflineBackend(RooflineBackend):
             total += gemm(tokens, heads * mla.qk_head_dim, mla.q_lora_rank or hidden, dtype)
             expanded = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
             total += gemm(tokens, expanded, mla.kv_lora_rank, dtype)
-            total += gemm(tokens, hidden, heads * mla.v_head_dim, dtype)
+            last = self.costs.stored("output", layer.unquantized)
+            total += gemm(tokens, hidden, heads * mla.v_head_dim, last)
             if layer.indexer is not None and layer.indexer.owns_keys:
                 total += self._indexer_products_s(tokens, layer.indexer, mla.q_lora_rank, dtype)
         if layer.state is not None:
@@ -290,30 +302,23 @@ class MixedRooflineBackend(RooflineBackend):
     def _experts_s(self, tokens: int, layer: Layer) -> float:
         hidden, ops, moe = self.spec.hidden, self._ops, layer.experts
         assert moe is not None
-        inner = moe.hidden or hidden
         total = ops.gemm_s(tokens, moe.count, hidden, self.costs.plain)
-        if self.costs.routed is not None:
-            total += self.costs.routed.times(ops, tokens).experts_s
-        else:
-            total += ops.experts_s(
-                tokens * max(1, self._ep // self._tp),  # of all replicas that share them
-                count=moe.count,
-                per_token=moe.per_token,
-                hidden=inner,
-                ffn=ceil_div(moe.ffn, max(1, self._tp // self._ep)),
-                matrices=3 if layer.experts_gated else 2,
-                dtype=self.costs.plain if "experts" in layer.unquantized else self.costs.expert,
-                ep=self._ep,
-                gate=self.costs.gate,
-            )
+        total += self._routed_s(layer, tokens)
         dtype = self.costs.stored("shared", layer.unquantized)
         if moe.hidden:  # to the experts' width and back
-            total += 2 * ops.gemm_s(tokens, inner, hidden, dtype)
+            total += 2 * ops.gemm_s(tokens, moe.hidden, hidden, dtype)
         if moe.shared_ffn:
             total += self._mlp_s(tokens, moe.shared_ffn, dtype, gated=layer.experts_gated)
             if moe.shared_gate:
                 total += self.costs.shared_gate_s(tokens)
         return total
+
+    def _routed_s(self, layer: Layer, tokens: int) -> float:
+        costs, moe = self.costs, layer.experts
+        assert moe is not None
+        dtype = costs.plain if "experts" in layer.unquantized else costs.expert
+        inner = moe.hidden or self.spec.hidden
+        return costs.routed_s(tokens, moe, dtype, inner, gated=layer.experts_gated)
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count, context = sequences_of(shape)

@@ -17,6 +17,8 @@ chunks.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -119,6 +121,7 @@ class RooflineBackend:
         self.costs = LayerCosts(
             spec, ops, collective_ns, tp, ep or 1, dtype, gate, routed, fuses_shared=fuses_shared
         )
+        self.costs.sums_groups = engine is not None and engine.model.sums_groups
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._is_one_stage = len(self.parts) == 1
@@ -253,9 +256,36 @@ class RooflineBackend:
         total = sum(count * sum(self._layer(tokens, True, kept)) for count, kept in mixtures)
         return total // max(1, sum(count for count, _ in mixtures))
 
-    def layer_parts(self, tokens: int) -> LayerParts:
-        """The same in the order in which it is computed."""
-        return self.costs.layer_parts(tokens)
+    def layer_parts(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
+        """The same in the order in which it is computed. `mean`, `largest`: tokens of the members
+        of a group that is not padded."""
+        return self.costs.layer_parts(tokens, mean, largest)
+
+    def group_ns(self, shape: BatchShape) -> tuple[int, int]:
+        """(experts, exchange) of a group that is not padded, beside those of one whose members all
+        have the tokens of this batch."""
+        if not shape.group_tokens:
+            return 0, 0
+        parts = [self._group_ns(shape, part) for part in self._parts(shape)]
+        return sum([experts for experts, _ in parts]), sum([moved for _, moved in parts])
+
+    def _group_ns(self, shape: BatchShape, part: Part) -> tuple[int, int]:
+        experts_ns = exchange_ns = 0
+        for count, is_moe, kept in part.kinds:
+            if is_moe:
+                routed_s = partial(self.costs.plain_routed_s, kept=kept)
+                experts, moved = self._more_of_group(shape, routed_s)
+                experts_ns += count * experts
+                exchange_ns += count * moved
+        return experts_ns, exchange_ns
+
+    def _more_of_group(
+        self, shape: BatchShape, routed_s: Callable[[int], float]
+    ) -> tuple[int, int]:
+        from emu.latency.experts.group import group_ns  # a run without such groups needs it not
+
+        own, mean, largest = self.tokens_of(shape), shape.group_tokens, shape.group_tokens_max
+        return group_ns(self.costs, own, mean, largest, routed_s)
 
     def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
         tokens = self.tokens_of(shape)
@@ -399,6 +429,7 @@ class RooflineBackend:
             and not (shape.prefill_new or shape.start_layer)
             and shape.verify is None
             and shape.layers < 0
+            and not shape.group_tokens
         ):
             return self._decode_stage_ns(shape)
         stages = []
@@ -412,6 +443,8 @@ class RooflineBackend:
                 total += self._prefill_attention_ns(shape, part)
             if part.has_head:
                 total += self._head(shape.logit_rows)[1]
+            if shape.group_tokens:
+                total += sum(self._group_ns(shape, part))
             stages.append(total)
         if engine is not None:
             stages[0] += engine.step_ns(self._layer_count(shape))
@@ -487,7 +520,8 @@ class RooflineBackend:
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
+        is_odd = not self._is_one_stage or self._is_cut(shape) or shape.group_tokens
+        if is_odd or shape.verify is not None:
             return sum(self.stage_ns(shape))
         prompts, count = shape.prefill_new, shape.decode_count
         tokens = count
@@ -619,6 +653,10 @@ class RooflineBackend:
             if known is None:
                 known = self._components[key] = self._token_components(shape)
             found = dict(known)
+        if shape.group_tokens:
+            experts_ns, exchange_ns = self.group_ns(shape)
+            found["moe"] += experts_ns
+            found["collectives"] += exchange_ns
         for part in self._parts(shape):
             if has_decodes:
                 found["attention_decode"] += self._decode_attention_ns(shape, part)

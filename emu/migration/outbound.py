@@ -27,6 +27,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, final
 
 from emu.errors import UnexpectedEvent
@@ -137,6 +138,9 @@ class Kv(NamedTuple):
     """A transfer overlaps with the iteration that computed it."""
     connector_ns: int = 0
     """Of each handover, beside its bytes."""
+    copies: Mapping[int, int] = MappingProxyType({})
+    """Times that the ranks of a destination need it, by its id; absent = once. Latent KV is whole
+    on each of them, a KV head on several where there are more of them than heads."""
     connector_block_ns: int = 0
     """The same of each block."""
     has_first_token: bool = False
@@ -364,7 +368,7 @@ class Outbound:
     def _start(self, batch: MigratingBatch, destination_id: int) -> None:
         kv = self.kv
         batch.started_ns = self.now_ns
-        batch.kv_bytes = self._bytes_of(batch.requests)
+        batch.kv_bytes = self._bytes_of(batch.requests, destination_id)
         setup_ns = kv.connector_ns
         if kv.connector_block_ns:
             blocks = sum([kv_blocks(r, kv.block_size) for r in batch.requests])
@@ -461,12 +465,15 @@ class Outbound:
 
     def _half(self, split: SplitBatch, requests: list[Request]) -> MigratingBatch:
         """What moves for these requests, all layers."""
-        size_bytes = self._bytes_of(requests)
+        size_bytes = self._bytes_of(requests, split.destination_id)
         return MigratingBatch(split.batch_id, requests, 0, split.queued_ns, self.now_ns, size_bytes)
 
-    def _bytes_of(self, requests: list[Request]) -> int:
+    def _bytes_of(self, requests: list[Request], destination_id: int) -> int:
         kv = self.kv
-        return kv_bytes(requests, kv.block_size, kv.bytes_per_token, kv.state_bytes)
+        token_bytes = kv.bytes_per_token
+        if destination_id in kv.copies:
+            token_bytes *= kv.copies[destination_id]
+        return kv_bytes(requests, kv.block_size, token_bytes, kv.state_bytes)
 
     def _send_half(self, split: SplitBatch, half: MigratingBatch) -> None:
         self.sent += 1

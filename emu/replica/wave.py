@@ -7,7 +7,8 @@ batches are padded to the largest token count. Rules: LLMServingSim 2.0.
 
 vLLM pads a group that shares experts only if the largest batch fits into a CUDA graph (source:
 `coordinate_batch_across_dp`, 0.19). Otherwise every member computes its own tokens, and the
-experts those of all; members wait for each other in every layer and end together.
+experts those of all; members wait for each other in every layer and end together. So do SGLang and
+TensorRT-LLM if a member has a prompt: they pad captured steps alone (`pads_prompts`).
 
 Where members share the experts of a model, every layer ends in an exchange between all of them:
 a member that is early waits there, so each member's attention takes as long as the slowest one's.
@@ -337,11 +338,13 @@ class WaveGroup:
         shares_experts: bool,
         holds_experts: bool = True,
         padded_tokens_max: int = 0,
+        pads_prompts: bool = True,
         rebalance: Rebalance | None = None,
     ) -> None:
         """`holds_experts`: the experts that members share lie on their own GPUs.
 
-        `padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
+        `padded_tokens_max`: the largest batch to which others are padded; 0 = any. `pads_prompts`:
+        they are padded too where a member has prompts."""
         self._rebalance = rebalance
         self._left: Ends = array("q", [0])
         """When the last waves left: one, or those that leap now."""
@@ -354,6 +357,7 @@ class WaveGroup:
         self.holds_experts = shares_experts and holds_experts
         """A member that is gone takes experts with it."""
         self.padded_tokens_max = padded_tokens_max
+        self.pads_prompts = pads_prompts
         self.members: list[Member] = []
         self.waves = 0
         self.dummies = 0
@@ -514,7 +518,8 @@ class WaveGroup:
     def _agree(self, entries: list[_Entry]) -> tuple[list[int], int]:
         """Sizes for all: what each waits for the others inside its layers, and waves that leap."""
         sizes = [entry.shape.new_tokens for entry in entries]
-        if 0 < self.padded_tokens_max < max(sizes):
+        is_large = 0 < self.padded_tokens_max < max(sizes)
+        if is_large or (not self.pads_prompts and any(e.shape.prefill_new for e in entries)):
             for entry in entries:
                 entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
                 entry.shape.group_tokens_max = max(sizes)

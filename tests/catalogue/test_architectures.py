@@ -218,7 +218,7 @@ def test_the_quantization_file_beside_a_configuration_counts(tmp_path):
     )
     spec = model_from_file(tmp_path)
     assert (spec.linear_dtype, spec.published_kv_dtype) == ("nvfp4", "fp8")
-    assert [spec.layer(index).unquantized for index in (0, 1)] == [{"mixer"}, frozenset()]
+    assert [spec.layer(index).unquantized for index in (0, 1)] == [{"mixer", "output"}, frozenset()]
 
 
 def test_catalogue_models_have_the_layers_of_their_fields():

@@ -65,7 +65,8 @@ def test_a_suffix_of_releases_is_no_other_checkpoint():
     """Kimi-K2-Thinking was published in 4 bits, Kimi-K2-Instruct in 8."""
     spec = lookup_model("moonshotai/Kimi-K2-Thinking")
     assert spec.expert_dtype == "int4_g32"
-    assert set(map(spec.kept_wide, range(spec.layers))) == {frozenset(("mixer", "mlp", "shared"))}
+    kept = frozenset(("mixer", "output", "mlp", "shared"))
+    assert set(map(spec.kept_wide, range(spec.layers))) == {kept}
     assert sum(sizes.stage_weight_bytes(spec)) / 1e9 == pytest.approx(594.2, rel=0.002)
 
 
@@ -145,7 +146,11 @@ def stored_so(stored, key="quantization_config", **more):
     ("stored", "first", "second"),
     [
         # AWQ and bitsandbytes name the end of a path, or one layer's part.
-        ({"quant_method": "awq", "modules_to_not_convert": ["self_attn"]}, ["mixer"], ["mixer"]),
+        (
+            {"quant_method": "awq", "modules_to_not_convert": ["self_attn"]},
+            ["mixer", "output"],
+            ["mixer", "output"],
+        ),
         ({"quant_method": "awq", "modules_to_not_convert": ["mlp.gate", "visual"]}, [], []),
         (
             {
@@ -154,22 +159,22 @@ def stored_so(stored, key="quantization_config", **more):
                 "llm_int8_skip_modules": ["lm_head", "model.layers.1.self_attn"],
             },
             [],
-            ["mixer"],
+            ["mixer", "output"],
         ),
         (
             {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*\.1\.self_attn.*": {}}},
             [],
-            ["mixer"],
+            ["mixer", "output"],
         ),
         # What no target names is not quantized.
         (
             group(4, "int", None, ["re:.*mlp.*"]),
-            ["mixer"],
-            ["mixer"],
+            ["mixer", "output"],
+            ["mixer", "output"],
         ),
         (
             group(8, "float", NARROW, ["re:.*layers.1.self_attn.*"]),
-            ["experts", "mixer", "mlp", "shared"],
+            ["experts", "mixer", "mlp", "output", "shared"],
             ["experts", "mlp", "shared"],
         ),
     ],

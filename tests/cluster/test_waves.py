@@ -116,6 +116,20 @@ def test_batches_beyond_the_graphs_are_not_padded() -> None:
             assert shape.group_tokens_max == (257 if of_group else 0)
 
 
+@pytest.mark.doubles
+def test_engines_that_pad_captured_steps_alone_pad_no_wave_with_prompts() -> None:
+    wave = WaveGroup("A", shares_experts=True, pads_prompts=False)
+    members = [member(0), member(1)]
+    for each in members:
+        wave.join(each)
+    for tokens, padded, of_group in [(1, 8, 0), (90, 0, 49)]:
+        first = BatchShape(decode_count=1) if tokens == 1 else BatchShape([tokens], [0])
+        shapes = [first, BatchShape(decode_count=8)]
+        for each, shape in zip(members, shapes, strict=True):
+            wave.enter(each.replica_id, shape, lambda wait_ns: None)
+        assert [(s.padded_tokens, s.group_tokens) for s in shapes] == [(padded, of_group)] * 2
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_uneven_members_drain(tmp_path: Path, stages: int, seed: int) -> None:

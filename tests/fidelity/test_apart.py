@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.apps.fidelity.points.apart import launches_of
+from emu.apps.fidelity.points.apart import as_launched, launches_of
 from emu.apps.fidelity.points.cases import Job, configuration
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import Point, Servers
@@ -73,16 +73,20 @@ def test_a_file_is_chosen_by_servers_and_clients() -> None:
     )
     assert recipe_of(WIDE).drafts == (0,), "no file with drafts names so many clients"
     roles = recipe_of(WIDE).roles
-    assert roles["decode"].engine == {"all2all": "deepep", "redundant_experts": 32}
+    assert roles["decode"].engine == {
+        "all2all": "deepep",
+        "redundant_experts": 32,
+        "eplb_algorithm": "trivial",
+    }
     assert roles["prefill"].engine == {}, "collectives"
     assert roles["prefill"].scheduler["num_blocks"] == 2048
 
 
-def test_tensorrt_llm_has_the_places_and_the_exchange_of_its_file() -> None:
+def test_tensorrt_llm_has_the_places_and_the_kernels_of_its_file() -> None:
     roles = recipe_of(PLACES).roles
     assert roles["decode"].scheduler["max_batch_size"] == 8, "32 places for 36 clients"
     assert roles["prefill"].scheduler["disable_overlap_scheduler"]
-    assert roles["prefill"].engine == {"all2all": "mnnvl"}
+    assert roles["prefill"].engine == {"version": "1.1"}, "DeepGEMM, which gathers"
     assert roles["decode"].engine == {}, "one rank of attention"
 
 
@@ -90,7 +94,7 @@ def test_experts_split_over_all_ranks_and_older_engines_exchange_nothing() -> No
     split = point("tensorrt-llm", "B200-SXM-180GB", "fp8", 128, (1, 1, 8), (4, 8, 1), (8192, 1024))
     assert recipe_of(split).roles["prefill"].engine == {}
     old = point("tensorrt-llm", "GB300", "fp8", 36, (1, 1, 4), (4, 8, 1), (1024, 8192), "2025-12")
-    assert recipe_of(old).roles["prefill"].engine == {}
+    assert recipe_of(old).roles["prefill"].engine == {"version": "1.1"}
 
 
 def test_other_clients_have_the_file_for_the_nearest_load_of_each_kind() -> None:
@@ -126,3 +130,32 @@ def test_its_keys_are_those_of_a_cluster(one: Point) -> None:
         for role, keys in recipe_of(one, drafts).roles.items():
             if "max_batch_size" in keys.scheduler:
                 assert roles[role].scheduler.requests_max == keys.scheduler["max_batch_size"]
+
+
+def test_a_file_that_was_changed_is_for_days_before() -> None:
+    both = ((1, 1, 8), (1, 1, 8), (8192, 1024))
+    before = launches_of(point("sglang", "B200", "fp8", 128, *both, "2026-02-07"))[0]
+    assert (before.prefill.step, before.prefill.requests, before.until) == (
+        4096,
+        128,
+        "2026-03-12",
+    )
+    after = launches_of(point("sglang", "B200", "fp8", 160, *both, "2026-03-18"))[0]
+    assert (after.prefill.step, after.prefill.requests, after.since) == (8192, 1, "2026-03-12")
+
+
+def test_ranks_that_no_file_has_are_those_of_the_files() -> None:
+    keys = ("tensorrt-llm", "H200", "fp8", 192)
+    said = point(*keys, (2, 1, 8), (3, 1, 8), (8192, 1024), "2026-02-14")
+    twin = point(*keys, (2, 8, 1), (3, 1, 8), (8192, 1024), "2026-02-14")
+    assert as_launched(said) == as_launched(twin) == twin
+    other = point("tensorrt-llm", "H200", "fp8", 191, (2, 1, 8), (3, 1, 8), (8192, 1024))
+    assert as_launched(other) == other, "no file names its clients"
+    assert as_launched(WIDE) == WIDE
+
+
+def test_kernels_that_gather_tokens_exchange_none() -> None:
+    wide = point("tensorrt-llm", "GB200", "fp8", 2048, (1, 1, 8), (1, 1, 32), (1024, 8192))
+    assert recipe_of(wide).roles["prefill"].engine == {"version": "1.1"}
+    narrow = point("tensorrt-llm", "GB200", "fp4", 2048, (1, 1, 4), (1, 1, 32), (1024, 8192))
+    assert recipe_of(narrow).roles["prefill"].engine == {"all2all": "mnnvl"}

@@ -365,7 +365,7 @@ def test_four_bits_of_a_model_of_eight_are_nvidias_checkpoint(tmp_path: Path) ->
     day = {"measured_on": "2025-12-15"}
     points, _ = read_points(table(tmp_path, row | day, row | {"measured_on": "2026-02-10"}))
     old, new = (config_from_text(configuration(Job(p)), "point") for p in points)
-    assert old.model.name == "nvidia/DeepSeek-R1-NVFP4"
+    assert old.model.name == "nvidia/DeepSeek-R1-0528-NVFP4-v2"
     assert [c.latency.nvfp4_experts for c in (old, new)] == ["cutlass", "native"]
 
 
@@ -515,4 +515,4 @@ def test_sglangs_two_servers_agree_on_a_request_before_its_first_token(tmp_path:
         configuration(Job(one))
         for one in read_points(table(tmp_path, row | {"engine": "sglang"}, row))[0]
     ]
-    assert ["connector_us = 80000" in text for text in texts] == [True, False]
+    assert ["connector_us = 60000" in text for text in texts] == [True, False]

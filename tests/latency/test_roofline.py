@@ -217,6 +217,23 @@ def test_experts_over_a_data_parallel_group_exchange_tokens():
     assert 0.5 * alone < shared < alone
 
 
+def test_experts_of_a_group_that_is_not_padded_are_those_of_the_mean():
+    backend = make("Qwen3-30B-A3B", ep=2)
+    own, mean = prefill((4000, 0)), prefill((2000, 0))
+    found = prefill((4000, 0))
+    found.group_tokens, found.group_tokens_max = 2000, 4000
+    for name, ns in backend.components_ns(found).items():
+        if name == "collectives":
+            assert ns == backend.components_ns(mean)[name]
+        elif name == "moe":
+            assert backend.components_ns(mean)[name] <= ns < backend.components_ns(own)[name]
+        else:
+            assert ns == backend.components_ns(own)[name]
+    found.group_tokens = 4000
+    assert backend.components_ns(found) == backend.components_ns(own)
+    assert backend.stage_ns(found) == backend.stage_ns(own)
+
+
 def test_decode_attention_by_hand():
     """4,096 bytes of KV a token and layer, 32 layers, 256 x 4,097 tokens: KV rules."""
     backend = make()

@@ -165,6 +165,13 @@ def test_a_layer_wise_transfer_overlaps_with_the_iteration_and_pays_the_connecto
     assert (send.overlapped_ns, send.setup_ns) == (100, 7 + 2 * 3)
 
 
+def test_ranks_that_all_need_latent_kv_get_a_copy_each() -> None:
+    kv = Kv(4, 10, state_bytes=3, copies={OTHER: 8})
+    machine = outbound(destinations=[OTHER], kv=kv)
+    send = only(machine.step(msg.PromptsDone(prompts(1), 100), 0), msg.Send)
+    assert send.batch.kv_bytes == 2 * 4 * 10 * 8 + 3
+
+
 def test_a_transfer_of_whole_prompts_does_not_overlap() -> None:
     machine = outbound(destinations=[OTHER])
     send = only(machine.step(msg.PromptsDone(prompts(1), 100), 0), msg.Send)

@@ -72,9 +72,9 @@ class ExpertKeys(Table, kw_only=True, frozen=True):
         Count0, doc("Expert slots of a layer beyond its experts; the popular have copies (EPLB).")
     ] = 0
     eplb_algorithm: Annotated[
-        Literal["auto", "global"],
+        Literal["auto", "global", "trivial"],
         doc(
-            "What is dealt to ranks when experts are placed by load: groups of a group-limited router to machines first, where these divide them (auto; SGLang's deepseek_hierarchical), or all slots at once (global; its deepseek)."
+            "What is dealt to ranks when experts are placed by load: groups of a group-limited router to machines first, where these divide them (auto; SGLang's deepseek_hierarchical), or all slots at once (global; its deepseek); trivial = nothing is placed by load, and the copies are those of the first experts (SGLang's, where no init_expert_location is given)."
         ),
     ] = "auto"
     # The mean of two groups with copies. TensorRT-LLM's ranks were 11 per cent above the mean, 288

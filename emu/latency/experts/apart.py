@@ -22,7 +22,7 @@ from emu.latency.base import BatchShape
 from emu.latency.experts.overlap import OverlappedBackend, part_of
 from emu.latency.experts.setting import ExpertSetting
 from emu.latency.roofline import RooflineBackend
-from emu.units import NS_PER_S, ceil_div
+from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,18 +40,18 @@ class ApartBackend(OverlappedBackend):
         """Every iteration of all layers goes around."""
         return shape.layers < 0 and not shape.start_layer
 
-    def _sides(self, tokens: int) -> tuple[int, int, int]:
+    def _sides(self, shape: BatchShape) -> tuple[int, int, int]:
         """What a member computes for a micro-batch in a layer beside core attention, the longest
         of the other stations, and the sum of those."""
-        part = self._parts_of(ceil_div(tokens, self._micro_batches))
+        part = self._parts_in(shape, self._micro_batches)
         own_s = part.before_s + part.after_s + part.shared_s
         others = (part.experts_s, part.dispatch_s, part.combine_s)
         return round(own_s * NS_PER_S), round(max(others) * NS_PER_S), round(sum(others) * NS_PER_S)
 
     def _in_layers_ns(self, shape: BatchShape) -> int:
-        tokens, whole_ns = self.inner.tokens_of(shape), self.inner.attention_ns(shape)
+        whole_ns = self.inner.attention_ns(shape)
         part_ns = self._part_ns(shape, whole_ns)
-        own_ns, longest_ns, others_ns = self._sides(tokens)
+        own_ns, longest_ns, others_ns = self._sides(shape)
         around_ns = own_ns + part_ns // self._layers + others_ns
         pace_ns = max(around_ns - others_ns, longest_ns, around_ns // self._micro_batches)
         turns = self._micro_batches * self._moe_layers - 1
@@ -71,7 +71,7 @@ class ApartBackend(OverlappedBackend):
             return self._inner_attention(shape, steps)
         whole = self._inner_attention(shape, steps)
         part = self._inner_attention(part_of(shape, self._micro_batches), steps)
-        own_ns, longest_ns, others_ns = self._sides(self.inner.tokens_of(shape))
+        own_ns, longest_ns, others_ns = self._sides(shape)
         around = own_ns + part // self._layers + others_ns
         pace = np.maximum(around - others_ns, longest_ns)
         pace = np.maximum(pace, around // self._micro_batches)

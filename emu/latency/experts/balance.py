@@ -68,7 +68,7 @@ class Balance:
     def _placed(self, loads: list[float]) -> Slots:
         deal = self.deal
         if not deal.plans:
-            return in_order(deal.experts, deal.ranks)
+            return in_order(deal.experts, deal.ranks, deal.slots)
         return balanced(loads, deal.slots, deal.ranks, groups=deal.groups, nodes=deal.nodes)
 
     def _likenesses(self) -> list[float]:

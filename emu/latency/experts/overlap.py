@@ -59,7 +59,7 @@ class OverlappedBackend:
         self._processors = max(1, processors)
         self._layers = inner.spec.layers
         self._moe_layers = inner.spec.moe_layer_count
-        self._parts: dict[int, LayerParts] = {}
+        self._parts: dict[tuple[int, int, int], LayerParts] = {}
         self._serial: dict[tuple[int, int, int, bool], int] = {}
 
     def abilities(self) -> Abilities:
@@ -82,11 +82,18 @@ class OverlappedBackend:
             return True
         return tokens >= (self._prompt_least if shape.prefill_new else self._decode_least)
 
-    def _parts_of(self, tokens: int) -> LayerParts:
-        found = self._parts.get(tokens)
+    def _parts_of(self, tokens: int, mean: int = 0, largest: int = 0) -> LayerParts:
+        key = tokens, mean, largest
+        found = self._parts.get(key)
         if found is None:
-            found = self._parts[tokens] = self.inner.layer_parts(tokens)
+            found = self._parts[key] = self.inner.layer_parts(tokens, mean, largest)
         return found
+
+    def _parts_in(self, shape: BatchShape, halves: int = 1) -> LayerParts:
+        """The parts of a layer for one of so many equal pieces of a batch, beside equal ones of the
+        others of its group."""
+        rows = self.inner.tokens_of(shape), shape.group_tokens, shape.group_tokens_max
+        return self._parts_of(*[ceil_div(tokens, halves) for tokens in rows])
 
     # One iteration.
     def iteration_ns(self, shape: BatchShape) -> int:
@@ -114,6 +121,7 @@ class OverlappedBackend:
             if engine is not None:
                 total += engine.step_ns(self._layers)
             total -= parts["attention_prefill"] + parts["attention_decode"]
+            total -= sum(self.inner.group_ns(shape))
             total -= self._moe_layers * self.inner.moe_layer_ns(tokens)
             found = self._serial[key] = total
         return found
@@ -123,9 +131,9 @@ class OverlappedBackend:
         tokens = self.inner.tokens_of(shape)
         whole_ns = self.inner.attention_ns(shape)
         if not self._is_two:
-            return self._of_single(tokens, whole_ns)
+            return self._of_single(self._parts_in(shape), whole_ns)
         if shape.prefill_new:
-            return self._of_prompts(tokens, whole_ns)
+            return self._of_prompts(self._parts_in(shape, 2), whole_ns)
         half_ns = self.inner.attention_ns(part_of(shape, 2))
         return self._of_decodes(tokens, whole_ns, half_ns)
 
@@ -133,15 +141,14 @@ class OverlappedBackend:
         """Core attention of layers without experts."""
         return whole_ns * (self._layers - self._moe_layers) // self._layers
 
-    def _of_single(self, tokens: int, whole_ns: int) -> int:
-        part = self._parts_of(tokens)
+    def _of_single(self, part: LayerParts, whole_ns: int) -> int:
         layer_s = part.before_s + part.after_s + part.dispatch_s + (1.0 - _DOWN) * part.experts_s
         hidden_s = (_DOWN * part.experts_s + part.shared_s) * self._slowed(part)
         layer_s += max(hidden_s, part.combine_s)
         return self._moe_layers * _ns(layer_s) + whole_ns
 
-    def _of_prompts(self, tokens: int, whole_ns: int) -> int:
-        half, layers = self._parts_of(ceil_div(tokens, 2)), self._layers
+    def _of_prompts(self, half: LayerParts, whole_ns: int) -> int:
+        layers = self._layers
         compute_s = 2.0 * (half.before_s + half.after_s + half.shared_s + half.experts_s)
         compute_s += whole_ns / layers / NS_PER_S
         exchange_s = 2.0 * (half.dispatch_s + half.combine_s)
@@ -206,7 +213,7 @@ class OverlappedBackend:
             return self._inner_attention(shape, steps)
         tokens, whole = self.inner.tokens_of(shape), self._inner_attention(shape, steps)
         if not self._is_two:
-            return whole + self._of_single(tokens, 0)
+            return whole + self._of_single(self._parts_of(tokens), 0)
         half = self._inner_attention(part_of(shape, 2), steps)
         fixed_ns, after_ns, factor, least_ns = self._turns(tokens)
         core = (half * factor).astype(np.int64) // self._layers

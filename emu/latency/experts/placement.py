@@ -14,11 +14,12 @@ Slots = list[list[int]]
 """Experts of each rank."""
 
 
-def in_order(experts: int, ranks: int) -> Slots:
-    """Without a balancer: expert e lies on rank e * ranks // experts."""
+def in_order(experts: int, ranks: int, slots: int = 0) -> Slots:
+    """Without a balancer: slot s holds expert s, those beyond the experts the first ones again."""
     placed: Slots = [[] for _ in range(ranks)]
-    for expert in range(experts):
-        placed[expert * ranks // experts].append(expert)
+    slots = slots or experts
+    for slot in range(slots):
+        placed[slot * ranks // slots].append(slot % experts)
     return placed
 
 

@@ -80,6 +80,11 @@ class RoutedExperts:
             known = self._known[tokens] = self._times(ops, tokens)
         return known
 
+    def of_group(self, ops: Ops, own: int, mean: int, largest: int) -> tuple[Times, Times]:
+        """Experts for `mean` tokens of each member and the exchange for the `largest` one's tokens;
+        0 = the group is padded to `own` tokens."""
+        return self.times(ops, mean or own), self.times(ops, largest or own)
+
     def _times(self, ops: Ops, tokens: int) -> Times:
         of_rank = tokens * self._members / self._ranks
         rows = of_rank * self._experts.per_token
@@ -118,7 +123,7 @@ def make_balance(context: LatencyContext, setting: ExpertSetting) -> Balance | N
         groups=1 if setting.is_global else experts.groups,
         nodes=-(-context.expert_parallel // context.gpus_per_machine),
         seed=context.seed,
-        plans=bool(setting.redundant or setting.interval_s),
+        plans=bool(setting.redundant or setting.interval_s) and not setting.is_trivial,
         likeness=setting.likeness,
         interval_s=setting.interval_s,
         drift_s=setting.drift_s,
@@ -198,7 +203,7 @@ def choice_of(context: LatencyContext, setting: ExpertSetting) -> Choice:
     experts, ranks = context.model.experts, context.expert_parallel
     assert experts is not None
     nodes = -(-ranks // context.gpus_per_machine)
-    is_placed = bool(setting.redundant or setting.interval_s)
+    is_placed = bool(setting.redundant or setting.interval_s) and not setting.is_trivial
     is_apart = setting.is_global or experts.groups % nodes != 0 or ranks % nodes != 0
     is_broken = is_placed and is_apart
     if experts.groups <= 1 or is_broken:

@@ -45,6 +45,8 @@ class ExpertSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of a layer beyond its experts, on all ranks together: a number of copies."""
     is_global: bool = False
     """All slots are dealt at once, which breaks the router's groups apart."""
+    is_trivial: bool = False
+    """Copies are those of the first experts, whatever the load."""
     likeness: float = 1.0
     """Of the loads that experts are placed by to those that they serve (`Deal`)."""
     interval_s: float = 0.0
@@ -113,9 +115,8 @@ def expert_setting(
     ranks = table.expert_parallel
     slots = experts.count + keys.redundant_experts
     if slots % ranks:
-        name = "redundant_experts" if keys.redundant_experts else first
         problem = f"{slots} slots of a layer cannot be dealt evenly to {ranks} ranks"
-        wrong(name, problem)
+        wrong("redundant_experts" if keys.redundant_experts else first, problem)
     _check_placing(keys, said, wrong)
     _check_exchange(keys, table, all2all, overlap, wrong)
     return ExpertSetting(
@@ -124,6 +125,7 @@ def expert_setting(
         popularity=_popularity(keys, all2all, experts.count, source),
         redundant=keys.redundant_experts,
         is_global=keys.eplb_algorithm == "global",
+        is_trivial=keys.eplb_algorithm == "trivial",
         likeness=keys.eplb_likeness,
         interval_s=keys.eplb_interval_s,
         drift_s=keys.expert_drift_s,
@@ -141,6 +143,9 @@ def _check_placing(
     placing = [name for name in ("eplb_algorithm", "eplb_likeness") if name in said]
     if placing and not (keys.redundant_experts or keys.eplb_interval_s):
         wrong(placing[0], "experts are placed by load with redundant_experts or an interval")
+    is_trivial = keys.eplb_algorithm == "trivial"
+    if is_trivial and (keys.eplb_interval_s or "eplb_likeness" in said):
+        wrong("eplb_algorithm", "trivial places no expert by its load, now or later")
 
 
 def _check_exchange(

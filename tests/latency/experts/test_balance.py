@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emu.errors import InputError
 from emu.latency.experts.balance import Balance, Deal, expected_maximum
-from emu.latency.experts.placement import balanced, copies_of, moved, rank_loads
+from emu.latency.experts.placement import balanced, copies_of, in_order, moved, rank_loads
 from emu.latency.experts.popularity import Popularity, read_popularity
 
 MEASURED = Popularity(kind="lognormal", width=1.0)
@@ -47,6 +47,14 @@ def test_groups_stay_on_their_nodes() -> None:
 def test_a_rank_loads_only_what_it_lacks() -> None:
     assert moved([[0, 1], [2, 3]], [[1, 0], [3, 2]]) == 0
     assert moved([[0, 1], [2, 3]], [[0, 2], [1, 3]]) == 1
+
+
+def test_copies_without_a_plan_are_those_of_the_first_experts() -> None:
+    assert in_order(4, 2, 6) == [[0, 1, 2], [3, 0, 1]]
+    assert in_order(4, 2) == [[0, 1], [2, 3]]
+    deal = Deal(experts=256, ranks=32, slots=288)
+    planned = Deal(experts=256, ranks=32, slots=288, plans=True)
+    assert Balance(MEASURED, deal).skew(2048) > 1.5 * Balance(MEASURED, planned).skew(2048)
 
 
 # TensorRT-LLM tech blog 4: DeepSeek-R1, 32 ranks, 256 tokens each: 1.564 above the mean without a

@@ -290,7 +290,7 @@ class Iterations:
         """A step of the roofline takes what its kernels do, one by one."""
         key = seat.replica, formed["batch"]
         times, drafter = self._times.get(seat.replica), self._drafters.get(seat.replica)
-        padded = self._padded.get(key, 0)
+        padded, mean = self._padded.get(key, (0, 0))
         if seat.group and (not padded or self._tape.config.network.tiers):
             return  # each member of a group waits for what another one recalls from a tier
         if "verified" in formed:
@@ -304,7 +304,7 @@ class Iterations:
             return
         else:
             members = [*formed["members"], *self._for_nothing(seat, formed)]
-            stages = times.stages(step_of(members, padded))
+            stages = times.stages(step_of(members, padded, mean))
         due_ns = sum(stages) if stage < 0 else stages[stage]
         if due_ns != due_ns:
             return  # something in it is not restated
@@ -352,28 +352,41 @@ class Iterations:
             )
 
 
-def _padded_of(tape: Tape) -> dict[tuple[int, int], int]:
-    """Tokens of the largest member of the wave in which each batch of a group is."""
+def _padded_of(tape: Tape) -> dict[tuple[int, int], tuple[int, int]]:
+    """Tokens of the largest member of the wave in which each batch of a group is, and of one on
+    average where the wave has prompts and the group shares experts in SGLang or TensorRT-LLM, which
+    do not pad it then (else 0)."""
     groups = {seat.replica: seat.group for seat in tape.seats if seat.group}
+    pads = {
+        seat.replica: not (
+            seat.shares_experts and isinstance(seat.scheduler, SglangTable | TensorrtLlmTable)
+        )
+        for seat in tape.seats
+    }
     if not groups:
         return {}
-    formed: dict[int, tuple[int, int]] = {}
-    waves: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    formed: dict[int, tuple[int, int, bool]] = {}
+    waves: dict[tuple[str, int], dict[int, tuple[int, int, bool]]] = {}
     for record in tape.of("batch", "began"):
         replica = record["replica"]
         if replica not in groups:
             continue
         if record["event"] == "batch":
-            formed[replica] = record["batch"], sum(new for _, _, new in record["members"])
+            chunks = [new for _, _, new in record["members"]]
+            formed[replica] = record["batch"], sum(chunks), any(new > 1 for new in chunks)
             continue
         wave = waves.setdefault((groups[replica], record["at_ns"]), {})
-        batch, tokens = formed.get(replica, (-1, 1))
-        wave[replica] = (batch, tokens) if record["batch"] == batch else (record["batch"], 1)
-    return {
-        (replica, batch): max(tokens for _, tokens in wave.values())
-        for wave in waves.values()
-        for replica, (batch, _) in wave.items()
-    }
+        own = formed.get(replica)
+        is_own = own is not None and own[0] == record["batch"]
+        wave[replica] = own if own is not None and is_own else (record["batch"], 1, False)
+    found = {}
+    for wave in waves.values():
+        sizes = [tokens for _, tokens, _ in wave.values()]
+        has_prompts = any(prompts for _, _, prompts in wave.values())
+        for replica, (batch, _, _) in wave.items():
+            mean = -(-sum(sizes) // len(sizes)) if has_prompts and not pads[replica] else 0
+            found[replica, batch] = max(sizes), mean
+    return found
 
 
 def whole_cost_ps(

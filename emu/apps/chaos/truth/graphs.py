@@ -83,7 +83,7 @@ class Graphs:
     def tokens(self, step: Step) -> int:
         """At which the layers of a step run."""
         mine = self._true_tokens(step)
-        most = max(1, mine, step.padded)
+        most = max(1, mine, 0 if step.mean else step.padded)
         engine = self._engine
         if engine is not None:
             most = self._captured(step, most)
@@ -116,6 +116,8 @@ class Graphs:
         waits_ns = 0
         if self._sampling.penalties:
             waits_ns = engine.penalty_ns + step.sequences * engine.penalty_sequence_ns
+        if context.hands_off:
+            waits_ns += len(step.prompts) * engine.host_handoff_ns
         launches_ns = 0 if self._is_captured(step) else self._launches_ns
         if context.overlapped:
             return host_ns + launches_ns, waits_ns
@@ -127,7 +129,7 @@ class Graphs:
         tokens = self._true_tokens(step)
         if step.verifying and engine.graph_sizes != "vllm" and not step.prompts:
             tokens = step.decodes
-        tokens = max(tokens, step.padded)
+        tokens = max(tokens, 0 if step.mean else step.padded)
         limit = self._prompt_limit if step.prompts else self._limit
         if tokens > limit:
             return False

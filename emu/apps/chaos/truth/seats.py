@@ -56,6 +56,8 @@ class Seat(msgspec.Struct, frozen=True):
     blocks: int
     layers: int
     kv_token_bytes: int
+    kv_copies: int
+    """Ranks that hold the same of it: all of them what is latent, some a head of few."""
     page_tokens: int
     """Tokens of the pages in which KV moves."""
     state_bytes: int
@@ -81,6 +83,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its data-parallel group, or none."""
     experts: Experts | None
     """What it shares with its group."""
+    shares_experts: bool
+    """It does, plainly or as those say."""
     hidden: int
     """Width of its model."""
     placement_ns: int
@@ -127,6 +131,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             blocks=replica.num_blocks,
             layers=replica.model.layers,
             kv_token_bytes=replica.kv_bytes_per_token,
+            kv_copies=_kv_copies(replica),
             page_tokens=replica.page_tokens,
             state_bytes=replica.state_bytes,
             rank_bytes=weights_of_rank(replica),
@@ -140,6 +145,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             experts=_experts(replica, plan),
+            shares_experts=replica.model.experts is not None and replica.expert_parallel > 1,
             hidden=replica.model.hidden,
             placement_ns=0 if replica.experts is None else round(1e9 * replica.experts.interval_s),
             served=replica.served,
@@ -234,6 +240,23 @@ def _kind(replica: ReplicaPlan, plan: Plan) -> str:
     restated = bool(table.get("enable_lora")) + bool(table.get("guided_share"))
     restated += bool(_drafts(replica)) and table["speculative_config"].draft_step_us <= 0
     return ("beside" if parts else "plain") if parts == restated else ""
+
+
+def _kv_copies(replica: ReplicaPlan) -> int:
+    model, ranks = replica.model, replica.tensor_parallel
+    layers = [model.layer(index) for index in range(model.layers)]
+    kept = [0.0, 0.0]
+    for layer in layers:
+        if layer.latent is not None:
+            wide = layer.latent.kv_lora_rank + layer.latent.qk_rope_head_dim
+            wide += 0 if layer.indexer is None else layer.indexer.head_dim
+            kept[0] += wide
+            kept[1] += ranks * wide
+        elif layer.attention is not None:
+            wide = layer.attention.kv_heads
+            kept[0] += wide
+            kept[1] += ranks * max(1, -(-wide // ranks))
+    return max(1, int(kept[1] / kept[0])) if kept[0] else 1
 
 
 def _drafts(replica: ReplicaPlan) -> int:

@@ -135,7 +135,19 @@ class StepTimes:
         for (is_moe, is_window, wide), count in kinds.items():
             window = spec.window if is_window else 0
             total += count * (self._layer(tokens, is_moe, wide) + self._attends(step, window))
+            if is_moe and step.mean:
+                others = self._routed(step.mean, wide) - self._routed(tokens, wide)
+                others += self._met(step.mean, is_padded=False) - self._met(tokens)
+                total += 1e9 * count * others
         return total
+
+    def _met(self, tokens: int, *, is_padded: bool = True) -> float:
+        """The way of so many tokens of each member of a group to all experts, and back."""
+        size, group = self._stream(tokens), self._ep // self._tp
+        engine = self._context.engine
+        if not is_padded and engine is not None and engine.sums_groups:
+            return 2 * self._peers.summed(size * group, group)
+        return self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
 
     def _attends(self, step: Step, window: int) -> float:
         """Attention of one layer over what was there before."""
@@ -164,7 +176,7 @@ class StepTimes:
         known = self._layer_ns.get((tokens, is_moe, wide))
         if known is None:
             took = self._beside_products(tokens)
-            took += self._projections(tokens, self._kept("mixer", wide))
+            took += self._projections(tokens, wide)
             if is_moe:
                 took += self._experts(tokens, wide)
             else:
@@ -199,15 +211,16 @@ class StepTimes:
         most = context.kernels.fused_bytes_max(context.gpu.architecture, self._tp)
         return self._stream(tokens) <= most
 
-    def _projections(self, tokens: int, dtype: str) -> float:
-        spec = self._spec
+    def _projections(self, tokens: int, wide: frozenset[str]) -> float:
+        spec, dtype = self._spec, self._kept("mixer", wide)
         heads, hidden = -(-spec.heads // self._tp), spec.hidden
         product: Callable[[int, int, int, str], float] = self._ops.product
         if spec.latent is None:
             kv_heads = max(1, -(-spec.kv_heads // self._tp))
             into = product(tokens, (heads + 2 * kv_heads) * spec.head_dim, hidden, dtype)
             return into + product(tokens, hidden, heads * spec.head_dim, dtype)
-        return latent_products(spec.latent, heads, hidden, tokens, dtype, product)
+        kinds = dtype, self._kept("output", wide)
+        return latent_products(spec.latent, heads, hidden, tokens, kinds, product)
 
     def _mlp(self, tokens: int, width: int, dtype: str, *, is_gated: bool | None = None) -> float:
         mine, hidden = -(-width // self._tp), self._spec.hidden
@@ -218,12 +231,21 @@ class StepTimes:
 
     def _experts(self, tokens: int, wide: frozenset[str]) -> float:
         """The router, routed experts of all that share them, and those that every token passes."""
-        spec, moe, context = self._spec, self._spec.experts, self._context
+        spec, moe = self._spec, self._spec.experts
         assert moe is not None
         total = self._ops.product(tokens, moe.count, spec.hidden, self._plain)
-        is_fused = self._ep <= 1 and context.kernels.fuses_shared(spec, context.gpu.architecture)
-        is_fused = is_fused and len({"shared", "experts"} & wide) != 1
-        total += self._ops.experts(
+        total += self._routed(tokens, wide)
+        return total if self._fuses_shared(wide) else total + self._shared(moe, tokens, wide)
+
+    def _fuses_shared(self, wide: frozenset[str]) -> bool:
+        context = self._context
+        fuses = self._ep <= 1 and context.kernels.fuses_shared(self._spec, context.gpu.architecture)
+        return fuses and len({"shared", "experts"} & wide) != 1
+
+    def _routed(self, tokens: int, wide: frozenset[str]) -> float:
+        spec, moe = self._spec, self._spec.experts
+        assert moe is not None
+        return self._ops.experts(
             tokens * max(1, self._ep // self._tp),
             count=moe.count,
             chosen=moe.per_token,
@@ -232,9 +254,8 @@ class StepTimes:
             matrices=3 if spec.gated_mlp else 2,
             dtype=self._plain if "experts" in wide else self._expert,
             ranks=self._ep,
-            shared=moe.shared_ffn // moe.ffn if is_fused else 0,
+            shared=moe.shared_ffn // moe.ffn if self._fuses_shared(wide) else 0,
         )
-        return total if is_fused else total + self._shared(moe, tokens, wide)
 
     def _shared(
         self, moe: Experts, tokens: int, wide: frozenset[str], *, is_gated: bool | None = None
@@ -258,8 +279,7 @@ class StepTimes:
         group = self._ep // self._tp
         if not (is_moe and group > 1):
             return total + self._summed(stream)
-        back = self._peers.scattered(stream * group, group)
-        return total + self._peers.gathered(stream, group) + back
+        return total + self._met(tokens)
 
     def _embedding(self, tokens: int) -> float:
         stream = self._stream(tokens)
@@ -283,17 +303,18 @@ def latent_products(
     heads: int,
     hidden: int,
     tokens: int,
-    dtype: str,
+    dtypes: tuple[str, str],
     product: Callable[[int, int, int, str], float],
 ) -> float:
-    """Down to the latent vectors, up to the heads, and out."""
+    """Down to the latent vectors, up to the heads, and out; types of those and of the last."""
+    dtype, last = dtypes
     key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
     down = latent.kv_lora_rank + latent.qk_rope_head_dim + latent.q_lora_rank
     total = product(tokens, down, hidden, dtype)
     total += product(tokens, heads * key, latent.q_lora_rank or hidden, dtype)
     up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     total += product(tokens, up, latent.kv_lora_rank, dtype)
-    return total + product(tokens, hidden, heads * latent.v_head_dim, dtype)
+    return total + product(tokens, hidden, heads * latent.v_head_dim, last)
 
 
 def _is_described(context: LatencyContext) -> bool:

@@ -405,6 +405,7 @@ class Transfers:
     ) -> None:
         tape, seat = self._tape, self._tape.seats[record["source"]]
         block = seat.page_tokens
+        token_bytes = seat.kv_token_bytes * tape.seats[record["destination"]].kv_copies
 
         def whole_at(at_ns: int) -> int:
             reached = [
@@ -412,7 +413,7 @@ class Transfers:
                 for row in record["rows"]
             ]
             blocks = sum(-(-one // block) for one in reached)
-            return int(blocks * block * seat.kv_token_bytes + len(reached) * seat.state_bytes)
+            return int(blocks * block * token_bytes + len(reached) * seat.state_bytes)
 
         allowed = {whole_at(record["at_ns"])}
         splits = set().union(*(layers[row] for row in record["rows"]))

@@ -26,6 +26,10 @@ class UnlikeSteps(StepTimes):
         for layer, count in kinds.items():
             took = self._computes(layer, tokens) + beside * self._decodes(layer, step)
             total += count * (took + self._prompts(layer, step))
+            if layer.experts is not None and step.mean:
+                others = self._of_experts(layer, step.mean) - self._of_experts(layer, tokens)
+                others += self._met(step.mean, is_padded=False) - self._met(tokens)
+                total += count * others
         return 1e9 * total
 
     def _computes(self, layer: Layer, tokens: int) -> float:
@@ -42,8 +46,7 @@ class UnlikeSteps(StepTimes):
         if layer.attention or layer.latent or layer.state:
             total += self._summed(self._stream(tokens))
         if layer.experts is not None and group > 1:
-            size = self._stream(tokens)
-            total += self._peers.gathered(size, group) + self._peers.scattered(size * group, group)
+            total += self._met(tokens)
         elif layer.experts is not None or layer.mlp is not None:
             total += self._summed(self._stream(tokens))
         return total
@@ -65,7 +68,8 @@ class UnlikeSteps(StepTimes):
             total += kernels * ops.moved(wide * self._element)
         if latent is not None:
             heads, indexer = self._heads(layer)[0], layer.indexer
-            total += latent_products(latent, heads, hidden, tokens, dtype, ops.product)
+            last = self._kept("output", layer.unquantized)
+            total += latent_products(latent, heads, hidden, tokens, (dtype, last), ops.product)
             if indexer is not None and indexer.owns_keys:
                 wide = indexer.heads * indexer.head_dim
                 total += ops.product(tokens, wide, latent.q_lora_rank, dtype)
@@ -106,23 +110,26 @@ class UnlikeSteps(StepTimes):
     def _routes(self, layer: Layer, tokens: int) -> float:
         moe, hidden = layer.experts, self._spec.hidden
         assert moe is not None
-        inner = moe.hidden or hidden
         total = self._ops.product(tokens, moe.count, hidden, self._plain)
-        total += self._ops.experts(
+        total += self._of_experts(layer, tokens)
+        wide = layer.unquantized
+        if moe.hidden:
+            total += 2 * self._ops.product(tokens, moe.hidden, hidden, self._kept("shared", wide))
+        return total + self._shared(moe, tokens, wide, is_gated=layer.experts_gated)
+
+    def _of_experts(self, layer: Layer, tokens: int) -> float:
+        moe = layer.experts
+        assert moe is not None
+        return self._ops.experts(
             tokens * max(1, self._ep // self._tp),
             count=moe.count,
             chosen=moe.per_token,
-            hidden=inner,
+            hidden=moe.hidden or self._spec.hidden,
             ffn=-(-moe.ffn // max(1, self._tp // self._ep)),
             matrices=3 if layer.experts_gated else 2,
             dtype=self._plain if "experts" in layer.unquantized else self._expert,
             ranks=self._ep,
         )
-        wide = layer.unquantized
-        if moe.hidden:
-            total += 2 * self._ops.product(tokens, inner, hidden, self._kept("shared", wide))
-        total += self._shared(moe, tokens, wide, is_gated=layer.experts_gated)
-        return total
 
     @cache  # noqa: B019 - as many as a model has layers
     def _attention_of(self, layer: Layer) -> Attention | None:

@@ -35,9 +35,14 @@ _STEP_TOKENS: Final = 64
 _EXPERTS_OF_TOKEN: Final = 8
 """DeepSeek-R1's."""
 _MACHINE_GPUS: Final = 8
+_GATHERING: Final = "DEEPGEMM"
+"""Kernels whose tokens are gathered, never exchanged."""
+_DEEPGEMM_VERSION: Final = "1.1"
+"""Whose servers run them when nothing is said."""
 _ALWAYS_SINCE: Final = "2026"
 """TensorRT-LLM 1.2 exchanges whatever the number of ranks, on all hosts whose NVLinks are up; 1.1
-if there are more ranks than experts of a token, on ARM hosts."""
+if there are more ranks than experts of a token, on ARM hosts. Not on Hopper, as rows of H200 show
+(of 8 ranks in one machine)."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +78,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """off: SGLang's dense products of 8 bits run FlashInfer's kernel."""
     interval: int
     """Tokens of a request between two events."""
+    experts: str
+    """TensorRT-LLM's kernels of experts."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +96,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Of each step."""
     clients: tuple[int, ...]
     """Loads that it was measured at."""
+    since: str
+    until: str
+    """Days of measurement, the last one not, between which it stood so; empty = any."""
     prefill: Side
     decode: Side
 
@@ -122,16 +132,48 @@ def role_keys(launch: Launch, point: Point) -> Mapping[str, RoleKeys]:
     return MappingProxyType({servers.role: make(servers, side, point) for servers, side in sides})
 
 
-def _is_alike(launch: Launch, point: Point) -> bool:
+def as_launched(point: Point) -> Point:
+    """The point with prefill servers of the ranks that its files say.
+
+    Some rows state attention data parallelism where every file with their numbers of servers,
+    decode servers and clients has tensor parallelism. Of five of six such rows the same was
+    measured on another day too, within 2 per cent, and those rows state the files' ranks.
+    """
+    if len(point.servers) != 2:
+        return point
+    known = [one for one in _launches() if _is_for(one, point) and _has_counts(one, point)]
+    exact = [one for one in known if point.clients in one.clients]
+    mine = [one for one in exact if _has_ranks(one.decode, point.servers[1])]
+    said, decodes = point.servers
+    if not mine or any(_has_ranks(one.prefill, said) for one in mine):
+        return point
+    side = mine[0].prefill
+    if side.tp * side.dp != said.tensor_parallel * said.data_parallel:
+        return point  # other servers
+    told = msgspec.structs.replace(
+        said, tensor_parallel=side.tp, data_parallel=side.dp, expert_parallel=side.ep
+    )
+    return msgspec.structs.replace(point, servers=(told, decodes))
+
+
+def _is_for(launch: Launch, point: Point) -> bool:
+    """Whatever the servers."""
     what = (launch.engine, launch.precision, launch.prompt, launch.output)
     if what != (point.engine, point.precision, point.prompt_tokens, point.output_tokens):
         return False
-    if "DeepSeek" not in point.model or not point.gpu.startswith(launch.gpu):
+    day = point.measured_on
+    if day and not launch.since <= day < (launch.until or "9"):
         return False
-    sides = zip(point.servers, (launch.prefill, launch.decode), strict=True)
-    return all(
-        (one.tensor_parallel, one.data_parallel) == (side.tp, side.dp) for one, side in sides
-    )
+    return "DeepSeek" in point.model and point.gpu.startswith(launch.gpu)
+
+
+def _is_alike(launch: Launch, point: Point) -> bool:
+    sides = zip((launch.prefill, launch.decode), point.servers, strict=True)
+    return _is_for(launch, point) and all(_has_ranks(side, one) for side, one in sides)
+
+
+def _has_ranks(side: Side, servers: Servers) -> bool:
+    return (servers.tensor_parallel, servers.data_parallel) == (side.tp, side.dp)
 
 
 def _has_counts(launch: Launch, point: Point) -> bool:
@@ -165,8 +207,8 @@ def _sglang(servers: Servers, side: Side, point: Point) -> RoleKeys:
     engine: Keys = {}
     if side.exchange and servers.expert_parallel > servers.tensor_parallel:
         engine["all2all"] = side.exchange
-        if side.copies:
-            engine["redundant_experts"] = side.copies
+        if side.copies:  # no file gives expert loads (init-expert-location) to place them by
+            engine |= {"redundant_experts": side.copies, "eplb_algorithm": "trivial"}
         if side.overlap:
             engine["overlap"] = side.overlap
     latency: Keys = {}
@@ -190,6 +232,8 @@ def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
         engine["all2all"] = "mnnvl"
         if side.copies:
             engine["redundant_experts"] = side.copies
+    if side.experts == _GATHERING and point.precision == "fp8":
+        engine["version"] = _DEEPGEMM_VERSION
     return RoleKeys(keys, engine, {})
 
 
@@ -203,7 +247,7 @@ def _requests(servers: Servers, side: Side, point: Point) -> int:
 def _exchanges(side: Side, point: Point) -> bool:
     """Ranks of attention reach whole experts over NVLink."""
     is_rack = point.gpu.startswith(_RACKS)
-    if side.ep != side.dp * side.tp:
+    if side.ep != side.dp * side.tp or side.experts == _GATHERING or point.gpu.startswith("H"):
         return False
     if point.measured_on < _ALWAYS_SINCE:
         return is_rack and side.ep > _EXPERTS_OF_TOKEN
@@ -225,6 +269,8 @@ def _launch(row: Mapping[str, str]) -> Launch:
         output=int(row["output"]),
         drafts=int(row["drafts"] or 0),
         clients=tuple(map(int, row["clients"].split())),
+        since=row["since"],
+        until=row["until"],
         prefill=_side(row, "p_"),
         decode=_side(row, "d_"),
     )
@@ -252,4 +298,5 @@ def _side(row: Mapping[str, str], prefix: str) -> Side:
         overlap=row.get(prefix + "overlap", ""),
         deepgemm=row.get(prefix + "deepgemm", ""),
         interval=whole("interval") or 1,
+        experts=row[prefix + "experts"],
     )

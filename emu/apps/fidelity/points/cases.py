@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from emu.apps.fidelity.points.apart import as_launched
 from emu.apps.fidelity.points.recipes import Recipe, recipe_of
 from emu.apps.fidelity.points.table import PRECISIONS, Point, Servers
 from emu.catalogue.checkpoints import split_name
@@ -38,16 +39,24 @@ _NODE_GPUS: Final = {"GB200": 72, "GB300": 72}
 """GPUs that NVLink joins, where not 8: a rack is a machine here."""
 _STORED: Final = {"fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4"}
 """Weights by the tables' word for a precision, where the checkpoint's name does not say."""
+_NARROW: Final = {"DeepSeek-R1": "nvidia/DeepSeek-R1-0528-NVFP4-v2"}
+"""Where the checkpoint in 4 bits has another name: InferenceX's runs, on one server (its
+configurations) and apart (its launch scripts), serve the second version."""
 RANDOM_TEXT_US: Final = {"vllm": 8.4, "sglang": 8.4, "tensorrt-llm": 4.0}
 """Encoding a token of random text on the API server, all that vLLM does with a prompt's tokens
 included (it encodes in batches on a thread of its own). Fitted to point tables: vLLM's to 134 rows
 (3 GPUs, 3 models), of which the median |error| of TTFT falls from 20 to 10 %, and to 10 and 11 with
 each model or GPU left out; TensorRT-LLM's to 48 rows with 8,192 tokens. SGLang's is not fitted."""
-SGLANG_HANDOVER_US: Final = 80_000
+SGLANG_HANDOVER_US: Final = 60_000
 """What SGLang's two servers take to agree on a request (bootstrap, places for its KV, polls between
 steps of either side) beside its bytes. Fitted to DeepSeek-R1 on GB300 in fp8 (6 rows, 4 to 32
 clients: 74 to 186 ms are missing), judged on B200, GB200 and fp4 (12 rows: the median |error| of
 TTFT falls from 35 to 24 %). TensorRT-LLM's rows miss nothing."""
+_NIC_GBPS: Final = 400
+"""Between machines: an adapter of 400 Gbit/s for each GPU."""
+_LATENT_NIC_GBPS: Final = 100
+"""What TensorRT-LLM's sender fills of it where each of several ranks gets latent KV as a whole.
+Fitted to DeepSeek-R1 on B200 in fp4, prompts of 8,192 (6 rows), judged on fp8 and H200."""
 _BALANCE: Final = (
     "attention_dp_enable_balance = true, attention_dp_timeout_iters = 60, "
     "attention_dp_batching_wait_iters = 0"
@@ -146,7 +155,7 @@ def mean_of_rounds(values: Sequence[int], clients: int) -> float:
 
 def configuration(job: Job) -> str:
     """The TOML of a point. Raises InputError for a model that is not known."""
-    point, recipe = job.point, recipe_of(job.point, job.drafts)
+    point, recipe = as_launched(job.point), recipe_of(job.point, job.drafts)
     return "\n".join(
         [
             *_model(point, job.configs, recipe),
@@ -176,7 +185,8 @@ def model_of(point: Point, configs: Path | None) -> ModelSpec:
 
 def _checkpoint(point: Point) -> str:
     """The name of a point's weights: NVIDIA's in 4 bits where the model's own have 8."""
-    narrow = f"nvidia/{point.model.partition('/')[2]}-NVFP4"
+    name = point.model.partition("/")[2]
+    narrow = _NARROW.get(name, f"nvidia/{name}-NVFP4")
     try:
         has_eight = lookup_model(point.model).linear_dtype.startswith("fp8")
         if point.precision == "fp4" and has_eight:
@@ -237,6 +247,9 @@ def _machines(point: Point, recipe: Recipe) -> Iterable[str]:
     yield "[[nodes]]"
     yield f'gpu = "{point.gpu}"'
     yield f"gpus = {each}"
+    if len(point.servers) > 1:
+        is_latent = point.engine == "tensorrt-llm" and "DeepSeek" in point.model
+        yield f"nic_gbps = {_LATENT_NIC_GBPS if is_latent else _NIC_GBPS}"
     yield f"count = {math.ceil(point.gpus / each)}"
     for servers in point.servers:
         if servers.data_parallel == 1:
@@ -286,6 +299,7 @@ def _network(point: Point) -> Iterable[str]:
     if len(point.servers) > 1 and point.engine != "vllm":
         yield "[network]"
         yield 'first_token = "decode"'
+        yield 'kv_transfer = "blocking"'  # a prompt's last chunk leaves when it is computed
         if point.engine == "sglang":
             yield f"connector_us = {SGLANG_HANDOVER_US}"
 

@@ -13,7 +13,13 @@ from typing import Final
 
 import msgspec
 
-from emu.apps.fidelity.points.apart import Launch, RoleKeys, launches_of, role_keys
+from emu.apps.fidelity.points.apart import (
+    Launch,
+    RoleKeys,
+    as_launched,
+    launches_of,
+    role_keys,
+)
 from emu.apps.fidelity.points.configurator import Keys, configured_keys, is_configured
 from emu.apps.fidelity.points.table import UNKNOWN, Point
 
@@ -23,6 +29,8 @@ _ULTRA_SINCE: Final = "2026-04-16"
 """The first scripts for one server of B300, all with SGLang 0.5.10."""
 _SHORT: Final = (1024, 1024)
 _STEP_TOKENS: Final = 8192
+_APART_TOKENS: Final = 16_384
+"""Of a step of prompts, as most files of TensorRT-LLM's servers of prefill apart have it."""
 _NARROW: Final = ("fp8", "fp4", "nvfp4", "mxfp4", "int4")
 
 _LATER_STEPS: Final = "2026-01-21"
@@ -70,6 +78,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def recipe_of(point: Point, drafts: int = 0) -> Recipe:
     """What a point's servers were started with; `drafts`: of each step, of those that may be."""
+    point = as_launched(point)
     launches = launches_of(point)
     if is_configured(point):
         found = _configured(point)
@@ -150,7 +159,8 @@ def _untold(point: Point, drafts: int) -> Recipe:
         # NVIDIA's checkpoints of Llama name keys and values of 8 bits (hf_quant_config.json).
         is_narrow = point.precision in _NARROW and "Llama-3" in point.model
         step = point.prompt_tokens + point.clients * (1 + drafts) + 64
-        keys = _graphs(min(point.clients, 2048)) | {"max_num_tokens": max(_STEP_TOKENS, step)}
+        least = _STEP_TOKENS if len(point.servers) == 1 else _APART_TOKENS
+        keys = _graphs(min(point.clients, 2048)) | {"max_num_tokens": max(least, step)}
         if drafts:
             keys["max_batch_size"] = point.clients
         is_served = point.is_random_text and point.load == "clients"
