@@ -36,6 +36,24 @@ _STORED: Final = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [
 """How NVIDIA stores DeepSeek-R1-0528-FP4, which has DeepSeek-V3's shape."""
 
 
+_SCRIPTS: Final[Mapping[str, Document]] = {
+    "sglang": {
+        "engine": {"name": "sglang", "version": "0.5.9"},
+        "scheduler": {
+            "policy": "sglang",
+            "disable_radix_cache": True,
+            "chunked_prefill_size": 16_384,
+            "mem_fraction_static": 0.85,
+            "max_running_requests": 256,
+            "scheduler_recv_interval": 30,
+        },
+    },
+    "vllm": {"engine": {"name": "vllm"}},
+}
+"""How InferenceX's scripts of that time start these servers: SGLang looks for new requests after 30
+decodes only, so that prompts, whose kernels its host calls one by one, come many at a time."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """One measured load, and what emu says that its GPUs did."""
 
@@ -101,8 +119,7 @@ def _tables(row: Mapping[str, str], place: Path) -> Document:
     return {
         "model": model | {"kv_cache_dtype": "fp8"},
         "nodes": [{"gpu": row["gpu"], "gpus": int(row["power_monitored_gpus"])}],
-        "replicas": [{"tensor_parallel": tp}],
-        "engine": {"name": row["engine"]},
+        "replicas": [{"tensor_parallel": tp, **_SCRIPTS.get(row["engine"], {})}],
         "workload": {
             "concurrency": clients,
             "synthetic": {
