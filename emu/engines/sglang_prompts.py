@@ -11,6 +11,7 @@ too, and is not looked at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from emu.catalogue.families import SPARSE_LATENT
@@ -32,9 +33,17 @@ _MULTIMODAL_CUT: Final = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 told otherwise."""
 _DEEPSEEK_V3: Final = ("deepseek_v3", "kimi_k2")
 """Types that its class for DeepSeek-V3 serves."""
-_GENERATED_EXPERTS: Final = ("fp8", "fp8_block", "nvfp4")
-"""Weights whose experts run TensorRT-LLM's kernels on Blackwell; those of gpt-oss are in an
-operator of their own, which is captured."""
+_NARROW: Final = ("fp8", "fp8_block", "nvfp4")
+_WHOLE: Final = (*_NARROW, "")
+_GENERATED_EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepseek_v3": _NARROW,
+    "kimi_k2": (*_NARROW, "int4"),
+    "qwen3_moe": _WHOLE,
+    "llama4": ("fp8", "fp8_block"),
+    "glm4_moe": ("nvfp4",),
+}
+"""Models whose experts 0.5.10 runs in TensorRT-LLM's kernels on Blackwell, by their weights; empty
+= 16 bits. gpt-oss's are in an operator of their own, which is captured."""
 
 
 def captured_prompt_tokens(version: str, there: Deployment) -> int:
@@ -60,5 +69,5 @@ def _is_eager(version: str, there: Deployment) -> bool:
         return True
     if version != _FIRST:
         return False
-    experts = there.model.expert_dtype if there.model.experts is not None else ""
-    return kind in SPARSE_LATENT or (is_blackwell and experts in _GENERATED_EXPERTS)
+    is_generated = there.model.expert_dtype in _GENERATED_EXPERTS.get(kind, ())
+    return kind in SPARSE_LATENT or (is_blackwell and is_generated)

@@ -125,6 +125,9 @@ LATENT, PLAIN, ALL = "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", ANY_TOKENS
         ("0.5.14", LATENT, "B200", {}, 2048),
         ("0.5.23", LATENT, "B200", {}, 0),  # so does its attention
         ("0.5.10", "openai/gpt-oss-120b", "B200", {}, ALL),
+        ("0.5.10", "Qwen/Qwen3-30B-A3B", "B200", {}, 0),
+        ("0.5.10", "Qwen/Qwen3-30B-A3B", "H200-SXM-141GB", {}, ALL),
+        ("0.5.10", "mistralai/Mixtral-8x7B-v0.1", "B200", {}, ALL),
         ("0.5.14", "Qwen/Qwen3-Next-80B-A3B-Instruct", "B200", {}, 0),
         ("0.5.23", "Qwen/Qwen3-Next-80B-A3B-Instruct", "B200", {}, ALL),
         ("0.5.23", "Qwen/Qwen3-VL-8B", "B200", {}, 0),
