@@ -130,8 +130,8 @@ _REPLICAS: Final[tuple[Bug, ...]] = (
     (
         "all tokens of a wave, not the largest batch, are held against the largest graph",
         "replica/wave.py",
-        "        if 0 < self.padded_tokens_max < max(sizes):\n",
-        "        if 0 < self.padded_tokens_max < sum(sizes):\n",
+        "        is_large = 0 < self.padded_tokens_max < max(sizes)\n",
+        "        is_large = 0 < self.padded_tokens_max < sum(sizes)\n",
     ),
     (
         "after a pause the stages are free when they would have been without it",
@@ -170,8 +170,8 @@ _COSTS: Final[tuple[Bug, ...]] = (
     (
         "experts that replicas share compute the tokens of one of them",
         "latency/layer_costs.py",
-        "                tokens * group,\n",
-        "                tokens,\n",
+        "            tokens * max(1, self.ep // self.tp),\n",
+        "            tokens,\n",
     ),
     (
         "the last layer of halves that take turns is followed by one more, not by the head",

@@ -5,7 +5,7 @@ Loaded only by runs in which KV moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,7 @@ def build_watchers(
         }
         for world in worlds
     ]
+    copies = _copies(plans)
     watchers: dict[int, Watcher] = {}
     for replica, plan in zip(replicas, plans, strict=True):
         if plan.role == "colocated":
@@ -84,7 +85,7 @@ def build_watchers(
         outbound = Outbound(
             replica.replica_id,
             search,
-            _kv_of(plan, shared.plan),
+            _kv_of(plan, shared.plan, copies.get(plan.served, {})),
             world.next_batch_id,
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
@@ -95,14 +96,14 @@ def build_watchers(
     return watchers
 
 
-def _kv_of(plan: ReplicaPlan, whole: Plan) -> Kv:
-    """What its KV is like, and what moving it costs."""
+def _kv_of(plan: ReplicaPlan, whole: Plan, needed: Mapping[int, int]) -> Kv:
+    """What its KV is like, and what moving it costs; `needed`: copies by destination."""
     network = whole.config.network
     return Kv(
         block_size=plan.page_tokens,
         bytes_per_token=plan.kv_bytes_per_token,
         state_bytes=plan.state_bytes,
-        copies=_copies(plan, whole),
+        copies=needed,
         layerwise=network.kv_transfer == "layerwise",
         connector_ns=round(network.connector_us * 1000),
         connector_block_ns=round(network.connector_block_us * 1000),
@@ -111,14 +112,14 @@ def _kv_of(plan: ReplicaPlan, whole: Plan) -> Kv:
     )
 
 
-def _copies(source: ReplicaPlan, whole: Plan) -> dict[int, int]:
-    """Times that destinations need a source's KV, where it is not once."""
-    found = {}
-    for one in whole.replicas:
-        if one.served == source.served and one.tensor_parallel > 1:
+def _copies(plans: Sequence[ReplicaPlan]) -> dict[str, dict[int, int]]:
+    """Times that destinations need a source's KV, where it is not once, by served model."""
+    found: dict[str, dict[int, int]] = {}
+    for one in plans:
+        if one.tensor_parallel > 1:
             copies = sizes.kv_copies(one.model, one.kv_dtype, one.tensor_parallel)
             if copies > 1:
-                found[one.replica_id] = copies
+                found.setdefault(one.served, {})[one.replica_id] = copies
     return found
 
 

@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "a reservation is one block short",
         "emu/scheduling/base.py",
-        "        return self.ledger.reserve(requests, list(map(self.blocks_for, requests)))\n",
+        "        return self.ledger.reserve(requests, [self.blocks_for(request) for request in requests])\n",
         "        wanted = [max(1, self.blocks_for(request) - 1) for request in requests]\n"
         "        return self.ledger.reserve(requests, wanted)\n",
     ),
