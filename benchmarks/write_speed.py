@@ -190,45 +190,28 @@ BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {
 
 
 DYNAMO: Final = "Dynamo 1.6.1 offline replay"
-PUBLISHED: Final[Mapping[str, tuple[int, int]]] = {
-    "azure 19366, 1 replica": (16_557, 5_780),
-    "azure 19366, 8 replicas": (5_503, 3_975),
-    "azure 19366, 4P+4D": (6_450, 2_676),
-    "azure 1000, 1 replica": (9_209, 5_089),
-    "azure 1000, 8 replicas": (4_080, 3_262),
-    "azure 1000, 4P+4D": (4_744, 2_374),
-    "100000 requests, 64 replicas": (15_711, 0),
-    "Mooncake, 8 replicas, prefix caching": (2_410, 0),
-}
-"""Requests per CPU second of Dynamo 1.6.1 and BLIS f90a1e3 on one quiet core; 0 = not measured."""
 
 
 def builds(kept: Kept) -> str:
-    """Both builds beside other emulators; the fastest of each row is bold.
-
-    Dynamo's figures are those that were measured in turn with both builds, where there are any.
-    """
+    """Both builds beside Dynamo where it was measured in turn with both; the fastest is bold."""
     dynamo = {
         f"azure {row['requests']}, {row['shape']}": row["requests"] / row["peer"]["cpu_s"]
         for row in kept["peers"]["rows"]
         if row["name"] == DYNAMO and "compiled" in row and "peer" in row
     }
-    heads = ["case", "emu, interpreted", "emu, compiled", "CPU s", "Dynamo 1.6.1", "BLIS f90a1e3"]
     rows = []
-    measured = {row["case"]: row for row in kept["builds"]["rows"]}
-    for case in {**PUBLISHED, **measured}:
-        row = measured.get(case, {"costs": [], "requests": 0})
-        own = [row["requests"] / cost["cpu_s"] for cost in row["costs"]] or [0, 0]
-        published = PUBLISHED.get(case, (0, 0))
-        rates = [*own, dynamo.get(case, published[0]), published[1]]
+    for row in kept["builds"]["rows"]:
+        rates = [row["requests"] / cost["cpu_s"] for cost in row["costs"]]
+        rates.append(dynamo.get(row["case"], 0))
         texts = [
             "" if not rate else f"**{rate:,.0f}**" if rate == max(rates) else f"{rate:,.0f}"
             for rate in rates
         ]
         seconds = " / ".join(f"{cost['cpu_s']:.2f}" for cost in row["costs"])
-        rows.append([case, *texts[:2], seconds or "not measured yet", *texts[2:]])
+        rows.append([row["case"], *texts[:2], seconds, texts[2]])
     facts = kept["builds"]
     note = place_and_time(facts, f"both builds in turn, medians of {facts['repeats']}")
+    heads = ["case", "emu, interpreted", "emu, compiled", "CPU s", "Dynamo 1.6.1"]
     return f"{table(heads, rows)}\n\nemu: {note}"
 
 
