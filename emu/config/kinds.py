@@ -160,7 +160,7 @@ _STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
 
 
 def implementation(made_by: str) -> Any:
-    """The class that implements a kind, from the `made_by` of its table: loaded when asked for."""
+    """What the `made_by` of a table or an engine names: loaded when asked for."""
     module, _, name = made_by.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -21,7 +21,7 @@ from emu.apps.fidelity.points.apart import (
     role_keys,
 )
 from emu.apps.fidelity.points.configurator import Keys, configured_keys, is_configured
-from emu.apps.fidelity.points.table import UNKNOWN, Point
+from emu.apps.fidelity.points.table import PRECISIONS, UNKNOWN, Point
 
 _BLACKWELL: Final = ("B200", "B300", "GB200", "GB300")
 _ULTRA: Final = ("B300", "GB300")
@@ -31,7 +31,7 @@ _SHORT: Final = (1024, 1024)
 _STEP_TOKENS: Final = 8192
 _APART_TOKENS: Final = 16_384
 """Of a step of prompts, as most files of TensorRT-LLM's servers of prefill apart have it."""
-_NARROW: Final = ("fp8", "fp4", "nvfp4", "mxfp4", "int4")
+_NARROW: Final = tuple(word for word, bits in PRECISIONS.items() if bits < 16)
 
 _LATER_STEPS: Final = "2026-01-21"
 """Since then TensorRT-LLM's scripts let a step have 8,192 tokens at least; before, one prompt."""
