@@ -41,6 +41,13 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whose kernels it runs: the set of measured efficiencies that the roofline takes. Empty, or
     one that was not measured: the median of those that were."""
     source: str = ""
+    like: str = ""
+    """The GPU of the catalogue whose kernels and host it has; empty = its own."""
+
+    @property
+    def kind(self) -> str:
+        """The catalogue's name of the GPU that engines and kernels take it for."""
+        return self.like or self.name
 
     @property
     def memory_bytes(self) -> int:

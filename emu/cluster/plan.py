@@ -415,17 +415,29 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
     if isinstance(node.gpu, str):
         return lookup_gpu(node.gpu, source, f"nodes.{index}.gpu")
     table: GpuTable = node.gpu
-    return GpuSpec(
+    given = GpuSpec(
         name=table.name,
         memory_gib=table.memory_gib,
         memory_gbytes_per_s=table.memory_gbytes_per_s,
         tflops_fp16=table.tflops_fp16,
         tflops_fp8=table.tflops_fp8,
+        tflops_fp4=table.tflops_fp4,
         sm_count=table.sm_count,
         nvlink_gbps=table.nvlink_gbps,
         pcie_gbps=table.pcie_gbps,
         source="given in the configuration",
     )
+    return given if not table.like else _alike(given, table.like, source, index)
+
+
+def _alike(given: GpuSpec, like: str, source: str, index: int) -> GpuSpec:
+    """A GPU with the kernels of another one, and its figures where none is given."""
+    other = lookup_gpu(like, source, f"nodes.{index}.gpu.like")
+    figures = msgspec.structs.asdict(given)
+    taken = {key: value for key, value in msgspec.structs.asdict(other).items() if not figures[key]}
+    # What a driver holds back grows with the memory.
+    taken["driver_gib"] = other.driver_gib / other.memory_gib * given.memory_gib
+    return msgspec.structs.replace(given, **{**taken, "like": other.name})
 
 
 def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:

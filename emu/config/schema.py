@@ -238,11 +238,19 @@ class ModelTable(Table, kw_only=True, frozen=True):
 class GpuTable(Table, kw_only=True, frozen=True):
     """Figures of a GPU that the catalogue does not have."""
 
+    like: Annotated[
+        str,
+        doc(
+            "A GPU of the catalogue whose measured kernels and host it has, and its other figures "
+            "where a key is 0; empty = the median of all measured kernels."
+        ),
+    ] = ""
     name: Annotated[str, doc("Name shown in reports.")] = "custom"
     memory_gib: Annotated[Positive, doc("Memory of one GPU.")]
     memory_gbytes_per_s: Annotated[Positive, doc("Memory bandwidth, 1e9 bytes/s.")]
     tflops_fp16: Annotated[Positive, doc("Dense half-precision peak, 1e12 FLOP/s.")]
     tflops_fp8: Annotated[NonNegative, doc("Dense 8-bit peak; 0 = as half precision.")] = 0.0
+    tflops_fp4: Annotated[NonNegative, doc("Dense 4-bit peak; 0 = it has no such units.")] = 0.0
     sm_count: Annotated[
         Count0, doc("Multiprocessors, which tiles of a product are dealt to; 0 = not known.")
     ] = 0

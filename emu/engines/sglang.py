@@ -24,6 +24,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, SglangTable
 from emu.engines.bundle import Deployment, Engine, Server
+from emu.engines.grace import SGLANG_CALLS, called_on
 from emu.engines.sglang_prompts import captured_prompt_tokens
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of
@@ -153,15 +154,16 @@ class SglangMemory(msgspec.Struct, frozen=True, kw_only=True):
 class SglangKernels(msgspec.Struct, frozen=True, kw_only=True):
     """SGLang's kernels: the formulas of vLLM's with the surfaces that SGLang's were measured at."""
 
-    release: str = ""
+    release: str
     """A version before the newest kernels that were measured; empty = with those."""
+    beside_prompts: float
 
     def coefficients(self, gpu: GpuSpec) -> Kernels:
         """What part of the GPU's peaks they reach."""
         kernels = kernels_of(gpu, "sglang", self.release)
         if gpu.architecture != "hopper":
             return kernels
-        decodes = msgspec.structs.replace(kernels.decodes, beside_prompts=_BESIDE_PROMPTS)
+        decodes = msgspec.structs.replace(kernels.decodes, beside_prompts=self.beside_prompts)
         return msgspec.structs.replace(kernels, decodes=decodes)
 
     def fused_bytes_max(self, architecture: str, ranks: int) -> int:
@@ -186,10 +188,10 @@ def sglang_memory(model: EngineModel) -> SglangMemory:
     return SglangMemory(model=model)
 
 
-def sglang_kernels(model: EngineModel) -> SglangKernels:
-    """The kernels, which have no switches."""
-    is_old = model.name.removeprefix("sglang-") in _BEFORE_SWAPPED
-    return SglangKernels(release=_OLD_KERNELS if is_old else "")
+def sglang_kernels(model: EngineModel, *, version: str) -> SglangKernels:
+    """The kernels of a version with these constants."""
+    release = _OLD_KERNELS if version in _BEFORE_SWAPPED else ""
+    return SglangKernels(release=release, beside_prompts=model.beside_prompts)
 
 
 def sglang_on(model: EngineModel, there: Deployment, *, version: str) -> EngineModel:
@@ -198,19 +200,14 @@ def sglang_on(model: EngineModel, there: Deployment, *, version: str) -> EngineM
     graph = table.cuda_graph_max_bs if isinstance(table, SglangTable) else 0
     latent_ns = model.eager_latent_ns
     if there.gpu.architecture == "blackwell":
-        latent_ns = min(latent_ns, _GENERATED_LATENT_NS)
+        latent_ns = min(latent_ns, model.eager_generated_latent_ns)
     model = msgspec.structs.replace(
         model,
         graph_tokens_max=graph or _of_size(there.gpu, there.ranks)[1],
         prompt_graph_tokens_max=captured_prompt_tokens(version, there),
         eager_latent_ns=latent_ns,
     )
-    from emu.engines.grace import (  # a run of another engine needs none of it
-        SGLANG_CALLS,
-        called_on,
-    )
-
-    return called_on(model, there.gpu, SGLANG_CALLS)
+    return called_on(model, there.gpu)
 
 
 def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTable:
@@ -221,7 +218,7 @@ def _filled(table: SchedulerTable, server: Server, version: str) -> SchedulerTab
     tokens, graph = _of_size(gpu, ranks)
     graph = table.cuda_graph_max_bs or graph
     chunk = table.chunked_prefill_size or tokens
-    page = table.page_size or (_PAGE_TOKENS if gpu.name.startswith(_PAGED) else 1)
+    page = table.page_size or (_PAGE_TOKENS if gpu.kind.startswith(_PAGED) else 1)
     drafts = server.drafts
     fraction = table.mem_fraction_static or _fraction(gpu, ranks, max(0, chunk), graph, drafts)
     overhead = _OVERHEAD.get(version, "off")
@@ -249,6 +246,9 @@ _V0_5_9: Final = EngineModel(
     compiled=False,
     eager_call_ns=CALL_NS,
     eager_latent_ns=LATENT_NS,
+    eager_generated_latent_ns=_GENERATED_LATENT_NS,
+    grace_calls=SGLANG_CALLS,
+    beside_prompts=_BESIDE_PROMPTS,
     eager_experts_ns=EXPERTS_NS,
     eager_state_ns=_STATE_NS,
     sums_groups=True,
@@ -278,7 +278,7 @@ def _engine(version: str) -> Engine:
             joins_projections=version in _JOINS_SINCE,
         ),
         memory=sglang_memory,
-        kernels=sglang_kernels,
+        kernels=partial(sglang_kernels, version=version),
         defaults=partial(_filled, version=version),
         on_gpu=partial(sglang_on, version=version),
     )

@@ -22,6 +22,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import SchedulerTable, TensorrtLlmTable
 from emu.engines.bundle import Deployment, Engine, Server
+from emu.engines.grace import TENSORRT_LLM_CALLS, called_on
 from emu.kv.engine_memory import EngineMemory
 from emu.latency.coefficients import Kernels, kernels_of, with_static_inputs
 from emu.latency.engine import CALL_NS, EXPERTS_NS, LATENT_NS, EngineModel
@@ -93,10 +94,9 @@ def tensorrt_llm_memory(model: EngineModel) -> TensorrtLlmMemory:
     return TensorrtLlmMemory(model=model)
 
 
-def tensorrt_llm_kernels(model: EngineModel) -> TensorrtLlmKernels:
-    """The kernels, which have no switches."""
-    is_old = model.name.removeprefix("tensorrt-llm-") in _BEFORE_GENERATED
-    return TensorrtLlmKernels(release=_OLD_KERNELS if is_old else "")
+def tensorrt_llm_kernels(model: EngineModel, *, version: str) -> TensorrtLlmKernels:
+    """The kernels of a version, which have no switches."""
+    return TensorrtLlmKernels(release=_OLD_KERNELS if version in _BEFORE_GENERATED else "")
 
 
 def tensorrt_llm_on(model: EngineModel, there: Deployment) -> EngineModel:
@@ -107,9 +107,7 @@ def tensorrt_llm_on(model: EngineModel, there: Deployment) -> EngineModel:
     model = msgspec.structs.replace(
         model, graph_tokens_max=table.captured_max, graph_padding=table.cuda_graph_padding
     )
-    from emu.engines.grace import TENSORRT_LLM_CALLS, called_on  # as SGLang's
-
-    return called_on(model, there.gpu, TENSORRT_LLM_CALLS)
+    return called_on(model, there.gpu)
 
 
 def _filled(table: SchedulerTable, server: Server, *, knows_ends: bool) -> SchedulerTable:
@@ -137,6 +135,7 @@ _V1_2: Final = EngineModel(
     compiled=False,
     eager_call_ns=CALL_NS,
     eager_latent_ns=LATENT_NS,
+    grace_calls=TENSORRT_LLM_CALLS,
     # CUTLASS's experts are one operator (Qwen3-235B on H100: a prompt takes 0.6 ms a layer); those
     # of mxfp4 are Triton's on Hopper, call by call; a shared one runs on a stream of its own, and
     # DeepSeek-R1 on H200 takes as long as if its experts were called one by one.
@@ -164,7 +163,7 @@ def _engine(version: str, *, graph_sizes: str = "", knows_ends: bool = False) ->
             graph_sizes=graph_sizes or _V1_2.graph_sizes,
         ),
         memory=tensorrt_llm_memory,
-        kernels=tensorrt_llm_kernels,
+        kernels=partial(tensorrt_llm_kernels, version=version),
         defaults=partial(_filled, knows_ends=knows_ends),
         widens=False,  # its support matrix: fp8 from Ada on, NVFP4 on Blackwell alone
         on_gpu=tensorrt_llm_on,

@@ -137,7 +137,7 @@ def vllm_defaults(table: SchedulerTable, server: Server) -> SchedulerTable:
     return msgspec.structs.replace(table, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
-_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
+_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000, joins_backlog=True)
 _MODELS: Final = (
     msgspec.structs.replace(
         _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536

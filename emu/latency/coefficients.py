@@ -280,8 +280,9 @@ def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
 
 def is_measured(gpu: GpuSpec, engine: str = "") -> bool:
     """Whether kernels were measured on just this GPU, not on another of its architecture."""
-    return gpu.name in kernels_of(gpu).measured.split(", ") or (
-        bool(engine) and has_surfaces(f"{gpu.name}.{engine}")
+    return not gpu.like and (
+        gpu.name in kernels_of(gpu).measured.split(", ")
+        or (bool(engine) and has_surfaces(f"{gpu.name}.{engine}"))
     )
 
 
@@ -349,14 +350,14 @@ def kernels_of(gpu: GpuSpec, engine: str = "", release: str = "") -> Kernels:
     version whose kernels differ on some GPUs; empty = those of the newest that were measured.
     """
     sets = _texts()
-    names = (gpu.name, gpu.architecture)
+    names = (gpu.kind, gpu.architecture)
     kernels = _kernels(next((name for name in names if name in sets), GENERIC))
     if not engine:
         return kernels
     if engine in _LATENT:
         decodes = msgspec.structs.replace(kernels.decodes, latent=_LATENT[engine])
         kernels = msgspec.structs.replace(kernels, decodes=decodes)
-    for name in (gpu.name, _MEASURED.get(gpu.architecture, "")):
+    for name in (gpu.kind, _MEASURED.get(gpu.architecture, "")):
         for known in (f"{name}.{engine}-{release}", f"{name}.{engine}"):
             if name and has_surfaces(known):
                 return msgspec.structs.replace(kernels, surfaces=known)

@@ -25,6 +25,8 @@ REFERENCE_GBYTES_PER_S: Final = 3350.0
 
 ANY_TOKENS: Final = 1 << 30
 """No limit on tokens."""
+ANY_NS: Final = 1 << 50
+"""No limit on a time."""
 CALL_NS: Final = 45_000
 LATENT_NS: Final = 1_400_000
 EXPERTS_NS: Final = 1_200_000
@@ -98,6 +100,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layers, A800)."""
     eager_latent_ns: int = 0
     """More for a layer with latent attention: several products, with copies between them."""
+    eager_generated_latent_ns: int = ANY_NS
+    """The same where TensorRT-LLM's generated kernels run it (Blackwell), if that is less."""
     eager_state_ns: int = 0
     """More for a layer with a state: its convolution, gates, norms, and a scan in chunks of half a
     dozen kernels."""
@@ -110,6 +114,10 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eager_experts_ns: int = 0
     """More for a layer of experts where routing, alignment, quantization, two grouped products, the
     activation and the sum are calls of their own (all GPUs but Blackwell)."""
+    grace_calls: float = 1.0
+    """Times that calls from Python take beside a Grace CPU (`emu/engines/grace.py`)."""
+    beside_prompts: float = 1.0
+    """Times that attention of decodes takes in a step with prompts on Hopper."""
     # Sampler.
     sampler_ns: int = 100_000
     """Top-p: kernels of any batch."""
@@ -132,6 +140,10 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
+    joins_backlog: bool = False
+    """What has gathered for a request, where events wait, is one event (vLLM's
+    `RequestOutputCollector`); False: messages go on in order (SGLang's detokenizer and tokenizer
+    manager; TensorRT-LLM, whose first tokens wait in proportion to what others decode)."""
     expert_compile_ns: int = 1_600_000_000
     """Compiling the experts' kernels for one more size, while a fresh server serves
     (`latency.warm_up` = false; first_sizes.py)."""

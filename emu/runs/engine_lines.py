@@ -140,7 +140,9 @@ def spread(config: Config, plan: Plan, shape: tuple[int, int, int], at: int = 0)
     kernels, source = 0.0, known.source
     if latency.backend == "roofline" and not is_measured(replica.gpu, bound.engine.name):
         kernels = kernels_of(replica.gpu).spread / 100 / _Z90
-        source += f"; {replica.gpu.name} is unmeasured: no kernel behind its times"
+        like = replica.gpu.like
+        behind = f"its kernels are {like}'s" if like else "no kernel behind its times"
+        source += f"; {replica.gpu.name} is unmeasured: {behind}"
     shift = [mean - value for mean, value in zip(posterior.mean, here, strict=True)]
     halves, parts = {}, {}
     for metric, slope in zip(METRICS, slopes, strict=True):

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.cluster.plan import ReplicaPlan, make_plan
 from emu.config.engine_words import ENGINES, EngineWords, engine_words
@@ -17,6 +18,7 @@ from emu.config.schema import SchedulerTable
 from emu.engines.bundle import Engine, Server
 from emu.engines.registry import (
     BUNDLES,
+    engine_named,
     engine_text,
     find_engine,
     model_from_file,
@@ -24,6 +26,7 @@ from emu.engines.registry import (
 )
 from emu.errors import InputError
 from emu.kv.engine_memory import EngineMemory, MemoryRule
+from emu.latency.coefficients import is_measured, kernels_of
 from emu.latency.context import KernelPaths, PlainKernels
 from emu.latency.engine import EngineModel
 from emu.runs.run_json import with_limits
@@ -238,6 +241,40 @@ def test_what_the_driver_reports_counts(gib: float, limits: tuple[int, int]) -> 
     assert limits_of(make_plan(config_from_dict(tables)).replicas[0]) == limits
     gpu["name"] = "NVIDIA A100 of mine"
     assert limits_of(make_plan(config_from_dict(tables)).replicas[0]) == (256, 2048)
+
+
+def gpu_of(**figures: object) -> GpuSpec:
+    """A GPU that a configuration describes."""
+    gpu = {"memory_gib": 90, "memory_gbytes_per_s": 2000, "tflops_fp16": 300, **figures}
+    return make_plan(config_from_dict({"nodes": [{"gpu": gpu, "gpus": 1}]})).replicas[0].gpu
+
+
+def test_a_gpu_like_another_has_its_kernels_host_and_other_figures() -> None:
+    other, mine = lookup_gpu("GB300"), gpu_of(like="gb300", name="mine", tflops_fp8=700)
+    assert (mine.name, mine.kind, mine.architecture) == ("mine", "GB300", "blackwell")
+    assert (mine.memory_gbytes_per_s, mine.tflops_fp8) == (2000, 700)
+    assert (mine.tflops_fp4, mine.tdp_w) == (other.tflops_fp4, other.tdp_w)
+    assert mine.reported_gib == pytest.approx(other.reported_gib * 90 / other.memory_gib)
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        assert kernels_of(mine, engine).surfaces == kernels_of(other, engine).surfaces
+        assert is_measured(other, engine) and not is_measured(mine, engine)
+    alone = gpu_of(name="GB300")
+    assert not kernels_of(alone, "vllm").surfaces.startswith("H"), "nothing of another architecture"
+    with pytest.raises(InputError, match=r"nodes\.0\.gpu\.like: .*did you mean"):
+        gpu_of(like="GB30")
+
+
+@pytest.mark.parametrize("engine", ["sglang-0.5.6", "tensorrt-llm-1.0"])
+def test_learned_constants_leave_a_version_its_kernels(engine: str, tmp_path: Path) -> None:
+    known = engine_named(engine)
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "{engine}"\noutput_event_ns = 70000\n', encoding="utf-8")
+    learned = model_from_file(path)
+    assert learned.name == "mine"
+    gpu = lookup_gpu("H200" if known.name == "sglang" else "B200")
+    found = [known.kernels(model).coefficients(gpu).surfaces for model in (known.model, learned)]
+    assert found[0] == found[1]
+    assert known.version in found[0] or "1.1" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def machine_collective(
     rate = gbps_to_bytes_per_s(gbps)
     step_ns = _PCIE_STEP_NS if is_pcie else _NVLINK_STEP_NS
     factors = factors_named(kernels.surfaces)
-    board = _BOARD_GPUS.get(gpu.name, 1 << 30)
+    board = _BOARD_GPUS.get(gpu.kind, 1 << 30)
 
     def collective_ns(kind: str, size_bytes: int, ranks: int) -> int:
         if kind == "send":

@@ -356,5 +356,5 @@ class Peers:
             small = 1e-6 * (links.small_us + links.small_rank_us * (ranks - 2) * shots)
             took = min(took, small + moved / (self._rate * links.small_rate))
         took *= _factor(self._kernels, "all-reduce", (ranks,), size)
-        is_beyond = ranks > _BOARD_RANKS.get(self._gpu.name, ranks)
+        is_beyond = ranks > _BOARD_RANKS.get(self._gpu.kind, ranks)
         return took + (6.5e-6 if is_beyond and size <= _OWN_KERNEL_BYTES else 0.0)
