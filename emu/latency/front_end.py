@@ -10,6 +10,10 @@ handled one after another; the next step's wait until they are done. If steps co
 their events can be handled, the queue grows and tokens come later and later, while the engine
 goes on: the front end saturates. A token stands in the middle of its step's events.
 
+Where what has gathered for a request is sent at once (`joins_backlog`: vLLM's collector of each
+request), a first token waits for no other request's backlog but for one round of them at most, the
+events of the last step with decodes. What a saturated front end delays are the tokens that follow.
+
 A server may send the tokens of a request in groups of `stream_interval`. The first token is an
 event of its own at once, and the last one sends its group: neither comes later. The requests of a
 step are in different places of their groups, so that a step has that part of its events. What is
@@ -73,20 +77,30 @@ class OutputStream:
         self._event_ns = model.output_event_ns // model.stream_interval
         self._output_ns = model.output_ns
         self._free_ns = 0
-        self.delay_ns = 0
-        """Of the tokens of the last single step."""
+        self._joins = model.joins_backlog
+        self._round_ns = 0
+        """The events of the last step with decodes."""
+        self.delay_ns = self.first_delay_ns = 0
+        """Of the tokens of the last single step, and of the first tokens among them."""
 
     def step(self, end_ns: int, events: int, firsts: int = 0) -> int:
         """A step ended with so many tokens; how much later a client has its own.
 
-        `firsts`: of them, first tokens of their requests, each of which is an event of its own.
+        `firsts`: of them, first tokens of their requests, each of which is an event of its own, and
+        whose delay is `first_delay_ns`.
         """
         start_ns = self._free_ns
         if end_ns > start_ns:
             start_ns = end_ns
         work_ns = events * self._event_ns + firsts * (self._first_event_ns - self._event_ns)
         self._free_ns = start_ns + work_ns
-        delay_ns = self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
+        wait_ns, rest_ns = start_ns - end_ns, work_ns // 2 + self._output_ns
+        delay_ns = self.delay_ns = self.first_delay_ns = wait_ns + rest_ns
+        if self._joins:
+            if wait_ns > self._round_ns:
+                self.first_delay_ns = self._round_ns + rest_ns
+            if events > firsts:
+                self._round_ns = work_ns
         return delay_ns
 
     def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
@@ -99,6 +113,7 @@ class OutputStream:
         latest_ns = max(map(sub, ends[first:last], accumulate(cycle(works), initial=0)))
         free_ns = latest_ns if latest_ns > self._free_ns else self._free_ns
         self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
+        self._round_ns = works[more - 1]
 
     def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
         """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
@@ -106,6 +121,7 @@ class OutputStream:
         `grows`: no step after the first is shorter than the one before it.
         """
         more, work_ns = len(ends) - 1 - first, events * self._event_ns
+        self._round_ns = work_ns
         last_ns, free_ns = start_ns + ends[-1], self._free_ns
         if grows:  # a convex function of the step is largest at one of its ends
             begin_ns, first_ns = last_ns - more * work_ns, start_ns + ends[first]

@@ -320,14 +320,14 @@ class Books:
             first = opening.first_tokens
             delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens, len(first))
             for request in first:
-                request.first_out_ns = request.last_out_ns = delay_ns
+                request.first_out_ns = request.last_out_ns = stream.first_delay_ns
             if len(ends) > 1 and batch.run_on is not None:
                 events = batch.run_on.shape.decode_count
                 delay_ns = stream.run(start_ns, ends, 1, events, is_monotone)
-        for request in progress.first_tokens:
-            request.first_out_ns = request.last_out_ns = delay_ns
         for request in progress.finished:
             request.last_out_ns = delay_ns
+        for request in progress.first_tokens:
+            request.first_out_ns = request.last_out_ns = stream.first_delay_ns
 
     def _add_run(self, batch: Batch, progress: Progress, ends: Ends, start_ns: int) -> None:
         """Gaps of the cohort in a leap, in which some may have joined with or after its first."""

@@ -196,6 +196,10 @@ def test_events_of_a_leap_are_those_of_its_steps(grows: bool) -> None:
                 last = single.step(start_ns + end, events)
             assert delay == last
             start_ns += int(ends[-1])
+            if run % 3 == 0:  # a prompt between two runs
+                for stream in (leaps, single):
+                    stream.step(start_ns, 1, 1)
+                assert leaps.first_delay_ns == single.first_delay_ns
 
 
 def test_tokens_that_leave_in_groups_saturate_the_stream_later() -> None:
@@ -220,3 +224,32 @@ def test_the_stream_saturates():
     assert all(later > before for before, later in itertools.pairwise(delays))
     quiet = OutputStream(ENGINE)
     assert quiet.step(0, 10) == quiet.step(10_000_000, 10)
+
+
+def test_a_first_token_waits_for_one_round_of_a_saturated_stream_at_most() -> None:
+    stream = OutputStream(ENGINE)
+    events = 2 * 10_000_000 // ENGINE.output_event_ns
+    for step in range(50):
+        stream.step(step * 10_000_000, events)
+    late_ns = stream.step(500_000_000, events + 1, 1)
+    round_ns = events * ENGINE.output_event_ns
+    own_ns = (events + 1) * ENGINE.output_event_ns // 2 + ENGINE.output_ns
+    assert stream.first_delay_ns == round_ns + own_ns
+    assert late_ns > 5 * stream.first_delay_ns
+    alone_ns = stream.step(10**12, 1, 1)
+    assert stream.first_delay_ns == alone_ns, "a stream that is free lets both through at once"
+    in_order = OutputStream(msgspec.structs.replace(ENGINE, joins_backlog=False))
+    for step in range(3):
+        delay_ns = in_order.step(step, events, 1)
+        assert in_order.first_delay_ns == delay_ns
+
+
+def test_prompts_between_decodes_leave_the_length_of_a_round() -> None:
+    stream = OutputStream(ENGINE)
+    for step in range(50):
+        stream.step(step * 1_000_000, 100)
+    found = []
+    for step in range(50, 53):
+        stream.step(step * 1_000_000, 1, 1)
+        found.append(stream.first_delay_ns)
+    assert len(set(found)) == 1

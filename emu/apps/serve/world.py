@@ -310,13 +310,21 @@ class LiveCluster(Observer):
     def _on_tokens(self, replica_id: int, receivers: list[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
         stream = self.replicas[replica_id].books.stream
-        delay_ns = 0 if stream is None else stream.delay_ns
+        delay_ns = soon_ns = 0
+        if stream is not None:
+            delay_ns, soon_ns = stream.delay_ns, stream.first_delay_ns
         now_ns = self.kernel.now_ns
-        begun = partial(self._begun, replica_id, delay_ns)
+        begun = partial(self._begun, replica_id, soon_ns)
         takers = self._takers[replica_id].take_up(receivers, self._changes, begun)
         sinks = self._sinks[replica_id]
         for stats in sinks:
             stats.generated_sum += len(receivers)
+        if soon_ns < delay_ns:
+            firsts = [choice for choice in takers if choice.begun_ns == now_ns]
+            takers = [choice for choice in takers if choice.begun_ns < now_ns]
+            if firsts:
+                soon = partial(self._deliver, firsts, sinks)
+                self.kernel.call_at(now_ns + soon_ns, PRIORITY_WORLD, soon)
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)
         elif takers:

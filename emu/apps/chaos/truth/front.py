@@ -21,6 +21,8 @@ class Front:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._free_ns: dict[int, int] = defaultdict(int)
+        self._round_ns: dict[int, int] = defaultdict(int)
+        """Events of the last step with decodes, by replica."""
         """When the CPU of each replica's output is free."""
         self._late_ns: dict[int, tuple[int, int]] = {}
         """By row, how late its first token and its last one are with its client."""
@@ -79,10 +81,16 @@ class Front:
         work_ns = firsts * front.event_ns + (len(rows) - firsts) * group_ns
         start_ns = max(self._free_ns[replica], end_ns)
         self._free_ns[replica] = start_ns + work_ns
-        late_ns = start_ns - end_ns + work_ns // 2 + front.output_ns
+        rest_ns = work_ns // 2 + front.output_ns
+        late_ns = start_ns - end_ns + rest_ns
+        soon_ns = late_ns
+        if front.joins:
+            soon_ns = min(start_ns - end_ns, self._round_ns[replica]) + rest_ns
+        if len(rows) > firsts:
+            self._round_ns[replica] = work_ns
         for row in rows:
-            first_ns, _ = self._late_ns.get(row, (late_ns, 0))
-            self._late_ns[row] = first_ns, late_ns
+            known = self._late_ns.get(row)
+            self._late_ns[row] = (soon_ns, soon_ns) if known is None else (known[0], late_ns)
 
     def _lose(self, record: Record) -> None:
         self._lost.add(record["row"])
