@@ -2,9 +2,9 @@
 
     python -m benchmarks.power ../shared/data/silicon/b200-power.csv
 
-Each row is emulated as it was driven (clients in a closed loop, mean lengths as recorded), without
-a fit to its latencies. Three figures are fitted to the other rows: idle power, what runs whenever
-an iteration does, and what grows with the root of the arithmetic. The shipped ones
+Each row is emulated as the board of points does it (`emu/apps/fidelity/points/`), without a fit to
+its latencies. Three figures are fitted to the other rows: idle power, what runs whenever an
+iteration does, and what grows with the root of the arithmetic. The shipped ones
 (`emu/cluster/gpu_power.py`, `idle_w` in `gpus.toml`) are those of all rows.
 """
 
@@ -17,41 +17,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.apps.fidelity.points.cases import Job, configuration
+from emu.apps.fidelity.points.table import Point, read_points
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.gpu_power import ARITHMETIC_PART, RUNNING_PART, running_w
-from emu.config.load import config_from_dict
-from emu.documents import Document
+from emu.config.load import config_from_text
 from emu.runs.runner import adjust, execute
-
-_ROUNDS: Final = 4
-_SHAPE: Final = Path(__file__).parents[1] / "tests" / "catalogue" / "configs" / "DeepSeek-V3.json"
-_STORED: Final = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*self_attn*"]}
-"""How NVIDIA stores DeepSeek-R1-0528-FP4, which has DeepSeek-V3's shape."""
-
-
-_SCRIPTS: Final[Mapping[str, Document]] = {
-    "sglang": {
-        "engine": {"name": "sglang", "version": "0.5.9"},
-        "scheduler": {
-            "policy": "sglang",
-            "disable_radix_cache": True,
-            "chunked_prefill_size": 16_384,
-            "mem_fraction_static": 0.85,
-            "max_running_requests": 256,
-            "scheduler_recv_interval": 30,
-        },
-    },
-    "vllm": {"engine": {"name": "vllm"}},
-}
-"""How InferenceX's scripts of that time start these servers: SGLang looks for new requests after 30
-decodes only, so that prompts, whose kernels its host calls one by one, come many at a time."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -83,56 +60,27 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def read_loads(path: Path) -> list[Load]:
-    """The rows of a table of power, each emulated."""
+    """The rows of a table of power, each emulated. Raises ValueError where a row is no point."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [_load(row) for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    points, _ = read_points(path)
+    return [_load(point, row) for point, row in zip(points, rows, strict=True)]
 
 
-def _load(row: Mapping[str, str]) -> Load:
+def _load(point: Point, row: Mapping[str, str]) -> Load:
     with tempfile.TemporaryDirectory(prefix="emu-power-") as name:
-        config = config_from_dict(_tables(row, Path(name)))
+        config = config_from_text(configuration(Job(point)), point.point_id)
         execute(adjust(config, seed=None, output=Path(name)), "power", report=False)
         summary = json.loads((Path(name) / "summary.json").read_text(encoding="utf-8"))
     mfu = summary["mfu"]
     return Load(
-        name=f"{row['model']}, tp {row['tp']}, {row['load_value']} clients",
-        gpu=lookup_gpu(row["gpu"]),
-        used=int(row["tp"]) / int(row["power_monitored_gpus"]),
+        name=f"{point.model}, tp {point.gpus}, {point.clients} clients",
+        gpu=lookup_gpu(point.gpu),
+        used=point.gpus / int(row["power_monitored_gpus"]),
         watt=float(row["mean_power_w_per_monitored_gpu"]),
         busy=mfu["of_held"] / mfu["of_busy"],
         utilization=mfu["of_busy"],
     )
-
-
-def _tables(row: Mapping[str, str], place: Path) -> Document:
-    """The server and its load. Outputs ended by themselves: lengths are even up to twice the
-    recorded mean."""
-    clients, tp = int(row["load_value"]), int(row["tp"])
-    requests_per_s = float(row["requests_per_s"])
-    output = float(row["output_tokens_per_s_per_gpu"]) * tp / requests_per_s
-    prompt = float(row["total_tokens_per_s"]) / requests_per_s - output
-    model: Document = {"name": row["model"]}
-    if "DeepSeek-R1" in row["model"]:
-        shape = json.loads(_SHAPE.read_text(encoding="utf-8"))
-        (place / "config.json").write_text(json.dumps(shape | {"quantization_config": _STORED}))
-        model["hf_config"] = str(place / "config.json")
-    return {
-        "model": model | {"kv_cache_dtype": "fp8"},
-        "nodes": [{"gpu": row["gpu"], "gpus": int(row["power_monitored_gpus"])}],
-        "replicas": [{"tensor_parallel": tp, **_SCRIPTS.get(row["engine"], {})}],
-        "workload": {
-            "concurrency": clients,
-            "synthetic": {
-                "requests": _ROUNDS * clients,
-                "prompt": _even(prompt),
-                "output": _even(output),
-            },
-        },
-    }
-
-
-def _even(mean: float) -> Document:
-    return {"distribution": "uniform", "min": 1, "max": round(2 * mean - 1)}
 
 
 def fitted(loads: Sequence[Load]) -> NDArray[np.float64]:

@@ -32,6 +32,24 @@ def test_a_group_has_no_say_in_its_own_interval() -> None:
     assert all(found[name].high > 2.0 for name in "abc"), "what lies far widens the others"
 
 
+def test_one_row_that_is_far_off_widens_nothing_where_groups_are_many() -> None:
+    even = {str(group): [0.9, 1.0, 1.1] for group in range(30)}
+    far = even | {"30": [0.9, 1.0, 1000.0]}
+    found = [stated("m", groups | {"asked": [1.0]})[-1] for groups in (even, far)]
+    assert found[0].group == "asked"
+    assert (found[0].low, found[0].high) == (found[1].low, found[1].high) == (0.9, 1.1)
+
+
+def test_of_many_groups_the_interval_holds_the_share_and_a_little_more() -> None:
+    """Nineteen groups of one value: 0.9 of 20/19 leaves out half a group on either side."""
+    groups = {str(number): [float(number)] for number in range(1, 20)}
+    asked = next(one for one in stated("m", groups | {"asked": [5.0]}) if one.group == "asked")
+    assert (asked.low, asked.high) == (1.0, 19.0)
+    groups = {str(number): [float(number)] for number in range(1, 61)}
+    asked = next(one for one in stated("m", groups | {"asked": [5.0]}) if one.group == "asked")
+    assert (asked.low, asked.high) == (3.0, 58.0)
+
+
 def test_groups_weigh_the_same_however_many_points_they_have() -> None:
     few = stated("m", {"one": [1.5], "many": [1.0] * 2, "asked": [1.2]})
     many = stated("m", {"one": [1.5], "many": [1.0] * 99, "asked": [1.2]})
@@ -53,7 +71,7 @@ def test_nine_of_ten_points_of_new_groups_are_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 6.3138), (2, 2.9200), (3, 2.3534), (5, 2.0150), (30, 1.6973)]
+    ("freedom", "t"), [(1, 6.3138), (2, 2.9200), (3, 2.3534), (5, 2.0150), (7, 1.8946)]
 )
 def test_few_groups_state_wide_intervals(freedom: int, t: float) -> None:
     """Two means that differ say little of how far a third may be."""

@@ -16,7 +16,7 @@ from emu.apps.fidelity.points.board import (
     groups_of,
     point_board,
 )
-from emu.apps.fidelity.points.cases import Job, configuration, emulate, mean_of_rounds
+from emu.apps.fidelity.points.cases import TOKEN, Job, configuration, emulate, mean_of_rounds
 from emu.apps.fidelity.points.doubt import COLD, CONTRADICTS, OFTEN_COLD, doubted
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
@@ -460,6 +460,37 @@ def test_each_engine_is_left_out_of_its_own_intervals(
     assert {(one["group"], one["points"]) for one in intervals} == {("vllm", 2), ("sglang", 2)}
     assert main(["fidelity", str(tmp_path), "--leave-out", "gpu", "-j", "1"]) == 0
     assert "each of 2 GPUs left out" in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_left_out_has_the_kernels_of_its_relative(tmp_path: Path) -> None:
+    table(tmp_path, {"gpu": "H100-SXM"}, {"id": "b", "gpu": "H200-SXM"})
+    options = FidelityOptions(directory=tmp_path, sample=0, jobs=1, leave_out="gpu")
+    board = point_board(options)
+    assert {(one.left_out, one.kernels, one.points) for one in board.refits} == {
+        ("H100-SXM5-80GB", "H200-SXM-141GB", 1),
+        ("H200-SXM-141GB", "H100-SXM5-80GB", 1),
+    }
+    shipped = board_of(tmp_path)
+    for mine, own in zip(board.compared, shipped.compared, strict=True):
+        assert mine.emulated.tpot_ms != own.emulated.tpot_ms
+        assert mine.emulated.tpot_ms == pytest.approx(own.emulated.tpot_ms, rel=0.2)
+
+
+def test_constants_are_fitted_to_the_points_of_other_models(tmp_path: Path) -> None:
+    """The first model's first tokens show what a token of random text takes; the second's take
+    that, and without the first they take what a token of a language takes."""
+    path = table(tmp_path / "measured", {"isl": "8000"})
+    (point,), _ = read_points(path)
+    slow = emulate(Job(point, constants={TOKEN: 20.0}))
+    row = {"isl": "8000", "ttft_ms": str(slow.ttft_ms), "tpot_ms": str(slow.tpot_ms)}
+    other = {"id": "b", "model": "meta-llama/Llama-3.1-70B", "ttft_ms": "1", "tpot_ms": "1"}
+    alike = [row | {"id": f"a{number}"} for number in range(16)]
+    table(tmp_path, *alike, row | other | {"load_value": "2000", "osl": "64"})
+    path = tmp_path / "points.csv"
+    board = point_board(FidelityOptions(directory=path, sample=0, jobs=1, leave_out="model"))
+    found = {one.left_out.partition(" ")[0]: one.constants[TOKEN] for one in board.refits}
+    assert found["llama"] == pytest.approx(20.0, rel=0.25)
+    assert found["qwen3"] == 0.5, "no point is left that shows it"
 
 
 def test_runs_know_no_engine_to_leave_out(tmp_path: Path) -> None:

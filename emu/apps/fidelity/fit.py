@@ -143,7 +143,7 @@ def solve(
     now = np.array([float(value) for value in _values(base).values()])
     ship = np.array([float(value) for value in _values(shipped(runs[0]).model).values()])
     widths = np.array([width for _, width in CONSTANTS.values()])
-    change, spread = _least_squares(np.array(residuals), np.array(slopes), now, ship, widths)
+    change, spread = least_squares(np.array(residuals), np.array(slopes), now, ship, widths)
     values = {c: round(float(v)) for c, v in zip(CONSTANTS, now + change, strict=True)}
     return Fit(
         msgspec.structs.replace(base, **values),
@@ -152,10 +152,14 @@ def solve(
     )
 
 
-def _least_squares(
+def least_squares(
     residuals: Floats, slopes: Floats, now: Floats, prior: Floats, widths: Floats
 ) -> tuple[Floats, Floats]:
-    """(change of the constants, standard errors); no constant falls below zero."""
+    """(change of the constants, standard errors); no constant falls below zero.
+
+    `residuals` and `slopes` (rows by constants) are in standard deviations of a measured figure;
+    `prior` is where a constant lies that no row shows, `widths` its standard deviation there.
+    """
     scaled = slopes * widths  # unknowns of order one
     change = np.zeros(len(now))
     held = np.zeros(len(now), dtype=bool)

@@ -25,7 +25,8 @@ class FidelityOptions(Settings, Jobs, Shown):
         Literal["", "model", "gpu", "run", "engine"],
         Option(
             "Fit the engine's constants without each model, GPU or run in turn; judge them on it."
-            " Of point tables: state each model's, GPU's or engine's intervals from the others."
+            " Of point tables: the same for models and GPUs (whose kernels are left out, too), and"
+            " state each one's (or each engine's) intervals from the others."
         ),
     ] = ""
     fit: Annotated[

@@ -22,6 +22,7 @@ from emu.apps.fidelity.points.cases import Emulated, Job, emulate, model_of
 from emu.apps.fidelity.points.doubt import doubted
 from emu.apps.fidelity.points.intervals import Interval, intervals_of
 from emu.apps.fidelity.points.recipes import recipe_of
+from emu.apps.fidelity.points.refit import Refit, without
 from emu.apps.fidelity.points.table import (
     UNKNOWN,
     Point,
@@ -104,6 +105,8 @@ class PointBoard(msgspec.Struct, frozen=True):
     """What is stated for each part from all others, of rows that are not doubted."""
     left_out_by: str = ""
     """What a part is: engine, gpu, model; empty = a group (`STATED_BY`)."""
+    refits: list[Refit] = []
+    """With gpu or model: the constants that the points were emulated with."""
 
 
 GROUPS: Final[Mapping[str, Callable[[Compared], str]]] = {
@@ -182,6 +185,17 @@ def point_board(options: FidelityOptions) -> PointBoard:
     found = {one.point_id: one for one in _emulated(jobs, options.processes)}
     peers = _peers(directory)
     chosen, drafted = _choose_drafts(jobs, found, options.processes)
+    refits: list[Refit] = []
+    if options.leave_out in ("gpu", "model"):
+        taken = [
+            msgspec.structs.replace(job, drafts=chosen.get(job.point.series, job.drafts))
+            for job in jobs
+            if not _unlike(job, drafted, chosen)
+        ]
+        again, refits = without(
+            taken, found, options.leave_out, lambda few: _emulated(few, options.processes)
+        )
+        found |= again
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
@@ -203,9 +217,14 @@ def point_board(options: FidelityOptions) -> PointBoard:
     if not_drawn:
         left_out["not in the sample"] = not_drawn
     trusted = [row for row in compared if not row.point.is_doubtful]
-    stated = intervals_of(_ratios(trusted, options.leave_out))
+    stated = [
+        interval
+        for apart in ("", ", apart")
+        for interval in intervals_of(_ratios(trusted, options.leave_out, apart))
+    ]
     groups = groups_of(compared)
-    return PointBoard(compared, groups, dict(left_out.most_common()), stated, options.leave_out)
+    counted = dict(left_out.most_common())
+    return PointBoard(compared, groups, counted, stated, options.leave_out, refits)
 
 
 def _unlike(job: Job, drafted: set[tuple[str, ...]], chosen: Mapping[tuple[str, ...], int]) -> str:
@@ -293,15 +312,20 @@ def _tokens(job: Job) -> int:
 
 
 def _ratios(
-    rows: Sequence[Compared], leave_out: str
+    rows: Sequence[Compared], leave_out: str, apart: str
 ) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Measured over emulated, by metric, part that is left out, and group."""
+    """Measured over emulated, by metric, part that is left out, and group.
+
+    `apart`: the word that names of servers of prefill and decode apart end with; empty = of others.
+    """
     part_of, group_of = GROUPS[_PARTS[leave_out]], GROUPS[STATED_BY]
     found: dict[str, dict[str, dict[str, list[float]]]] = {metric: {} for metric in METRICS}
     for row in rows:
+        if (len(row.point.servers) > 1) != bool(apart):
+            continue
         for metric in METRICS:
             ratio = row.point.figures[metric] / row.emulated.figures[metric]
-            groups = found[metric].setdefault(part_of(row), {})
+            groups = found[metric].setdefault(part_of(row) + apart, {})
             groups.setdefault(group_of(row), []).append(ratio)
     return found
 

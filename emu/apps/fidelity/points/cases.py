@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -18,12 +20,15 @@ from emu.apps.fidelity.points.apart import as_launched
 from emu.apps.fidelity.points.recipes import Recipe, recipe_of
 from emu.apps.fidelity.points.table import PRECISIONS, Point, Servers
 from emu.catalogue.checkpoints import split_name
-from emu.catalogue.lookup import lookup_model, model_from_file
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import weight_bytes
 from emu.config.load import load_config
+from emu.config.schema import GpuTable
 from emu.engines.registry import nearest_version
 from emu.errors import InputError
+from emu.latency.engine import EngineModel
 from emu.runs.runner import adjust, execute
 from emu.units import NS_PER_MS, NS_PER_S
 
@@ -52,6 +57,14 @@ SGLANG_HANDOVER_US: Final = 60_000
 steps of either side) beside its bytes. Fitted to DeepSeek-R1 on GB300 in fp8 (6 rows, 4 to 32
 clients: 74 to 186 ms are missing), judged on B200, GB200 and fp4 (12 rows: the median |error| of
 TTFT falls from 35 to 24 %). TensorRT-LLM's rows miss nothing."""
+TOKEN: Final = "latency.prompt_token_us"
+HANDOVER: Final = "network.connector_us"
+"""Names of the two, where a job has its own values of them (`Job.constants`)."""
+_FIGURES: Final = tuple(
+    key
+    for key in GpuTable.__struct_fields__
+    if key in GpuSpec.__struct_fields__ and key not in ("name", "like")
+)
 _NIC_GBPS: Final = 400
 """Between machines: an adapter of 400 Gbit/s for each GPU."""
 _LATENT_NIC_GBPS: Final = 100
@@ -65,7 +78,8 @@ _BALANCE: Final = (
 
 
 class Emulated(msgspec.Struct, frozen=True):
-    """What emu says of a point: means in ms and tokens per second; or why it refuses."""
+    """What emu says of a point: times in ms (means, or medians as measured) and tokens per second;
+    or why it refuses."""
 
     point_id: str
     ttft_ms: float = math.nan
@@ -92,7 +106,11 @@ class Job(msgspec.Struct, frozen=True):
     drafts: int = 0
     """Drafts of the model's own layers for each step."""
     is_trial: bool = False
-    """No more rounds than are needed to tell drafts from none."""
+    """No more rounds than are needed to tell one server from another."""
+    constants: Mapping[str, float] = MappingProxyType({})
+    """Constants that were fitted without the point (`refit.py`); else those of emu."""
+    like: str = ""
+    """A GPU whose measured kernels stand in for those of the point's own; empty = its own."""
 
     @property
     def rounds(self) -> int:
@@ -108,13 +126,22 @@ def emulate(job: Job) -> Emulated:
         with tempfile.TemporaryDirectory(prefix="emu-points-") as name:
             place = Path(name)
             (place / "cluster.toml").write_text(configuration(job), encoding="utf-8")
-            config = load_config(place / "cluster.toml", job.overrides)
+            overrides = [*job.overrides, *_learned(job, place / "fitted.toml")]
+            config = load_config(place / "cluster.toml", overrides)
             execute(
                 adjust(config, seed=None, output=place / "run"), job.point.point_id, report=False
             )
             return _figures(job, place / "run" / "requests.csv")
     except InputError as error:
         return Emulated(job.point.point_id, refused=error.problem)
+
+
+def _learned(job: Job, path: Path) -> Iterable[str]:
+    """Write the engine's constants of a job to a file; the override that names it, if any."""
+    own = {k: v for k, v in job.constants.items() if k in EngineModel.__struct_fields__}
+    if own:
+        path.write_text("".join(f"{k} = {_value(v)}\n" for k, v in own.items()), encoding="utf-8")
+        yield f"engine.learned={path}"
 
 
 def _figures(job: Job, path: Path) -> Emulated:
@@ -132,10 +159,14 @@ def _figures(job: Job, path: Path) -> Emulated:
     if not ttft:
         return Emulated(name, refused="no request was completed")
     clients = job.point.clients if job.point.load == "clients" else 0
+    times = [
+        statistics.median(values) if job.point.is_median else mean_of_rounds(values, clients)
+        for values in (ttft, tpot)
+    ]
     return Emulated(
         name,
-        ttft_ms=mean_of_rounds(ttft, clients) / NS_PER_MS,
-        tpot_ms=mean_of_rounds(tpot, clients) / NS_PER_MS,
+        ttft_ms=times[0] / NS_PER_MS,
+        tpot_ms=times[1] / NS_PER_MS,
         output_tokens_per_s=tokens * NS_PER_S / end_ns,
     )
 
@@ -159,10 +190,10 @@ def configuration(job: Job) -> str:
     return "\n".join(
         [
             *_model(point, job.configs, recipe),
-            *_machines(point, recipe),
-            *_network(point),
+            *_machines(point, recipe, job.like),
+            *_network(point, job.constants.get(HANDOVER, SGLANG_HANDOVER_US)),
             *_engine(point, recipe),
-            *_latency(point, recipe),
+            *_latency(point, recipe, job.constants.get(TOKEN, RANDOM_TEXT_US[point.engine])),
             *_workload(job),
             *_scheduler(recipe),
             *_drafting(job),
@@ -241,11 +272,20 @@ def _model(point: Point, configs: Path | None, recipe: Recipe) -> Iterable[str]:
         yield 'kv_cache_dtype = "fp8"'
 
 
-def _machines(point: Point, recipe: Recipe) -> Iterable[str]:
+def _gpu(name: str, like: str) -> str:
+    """A GPU of the catalogue, or its figures with the kernels of another."""
+    if not like:
+        return f'"{name}"'
+    spec = lookup_gpu(name)
+    figures = {key: getattr(spec, key) for key in _FIGURES}
+    return _inline({"like": like, "name": f"{name} with kernels of {like}", **figures})
+
+
+def _machines(point: Point, recipe: Recipe, like: str) -> Iterable[str]:
     per_node = next((n for name, n in _NODE_GPUS.items() if point.gpu.startswith(name)), 8)
     each = min(per_node, point.gpus)
     yield "[[nodes]]"
-    yield f'gpu = "{point.gpu}"'
+    yield f"gpu = {_gpu(point.gpu, like)}"
     yield f"gpus = {each}"
     if len(point.servers) > 1:
         is_latent = point.engine == "tensorrt-llm" and "DeepSeek" in point.model
@@ -294,14 +334,14 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _network(point: Point) -> Iterable[str]:
+def _network(point: Point, handover_us: float) -> Iterable[str]:
     """The decode server answers where prefill is apart, in SGLang as in TensorRT-LLM."""
     if len(point.servers) > 1 and point.engine != "vllm":
         yield "[network]"
         yield 'first_token = "decode"'
         yield 'kv_transfer = "blocking"'  # a prompt's last chunk leaves when it is computed
         if point.engine == "sglang":
-            yield f"connector_us = {SGLANG_HANDOVER_US}"
+            yield f"connector_us = {handover_us}"
 
 
 def _engine(point: Point, recipe: Recipe) -> Iterable[str]:
@@ -316,14 +356,14 @@ def _engine(point: Point, recipe: Recipe) -> Iterable[str]:
         yield f"stream_interval = {recipe.stream_interval}"
 
 
-def _latency(point: Point, recipe: Recipe) -> Iterable[str]:
+def _latency(point: Point, recipe: Recipe, token_us: float) -> Iterable[str]:
     """The text of the prompts, and kernels that the launch scripts choose by a variable."""
     yield "[latency]"
     if point.engine == "tensorrt-llm" and point.load == "at_once":
         yield "front_end = false"  # trtllm-bench drives the engine itself
         return
     if point.is_random_text:
-        yield f"prompt_token_us = {RANDOM_TEXT_US[point.engine]}"
+        yield f"prompt_token_us = {token_us}"
     if recipe.marlin:
         yield 'mxfp4_experts = "marlin"'
     if recipe.cutlass:

@@ -1,12 +1,18 @@
 """Stated intervals: between which multiples of an emulated figure a measured one lies.
 
-The interval of a part of the points comes from the groups (engine, GPU, precision, kind of model)
-of all other parts: it says what may be expected of a part that was never compared. Logarithms of
-the points are taken to scatter about the mean of their group, and these means about a common one
-(random effects, groups of equal weight); a new group has both scatters, and the doubt of the common
-mean. How far means scatter is known from so many groups only, so that few of them give Student's
-wider interval. A part is a group, or all groups of an engine, a GPU or a model. The share of the
-part's own points that the interval holds is what it is judged by.
+The interval of a part of the points comes from the groups (engine, GPU, precision, kind of model,
+one server or prefill and decode apart) of all other parts: it says what may be expected of a part
+that was never compared. It holds nine tenths of what those groups show, each with the same weight,
+and a little more, as a new group may lie outside all that were seen: of n groups the share is
+0.9 (n + 1) / n. No distribution is assumed, so that a single row that is far off widens nothing.
+
+Fewer than `_GROUPS_MIN` groups have no such tails. There the logarithms of the points are taken to
+scatter about the mean of their group, and these means about a common one (random effects); a new
+group has both scatters, and the doubt of the common mean, with Student's factor for so few groups.
+
+A part is a group, or all groups of an engine, a GPU or a model. Servers of prefill and decode apart
+and single ones are told of each other's intervals nothing. The share of a part's own points that
+its interval holds is what it is judged by.
 """
 
 from __future__ import annotations
@@ -15,16 +21,20 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 
+_ROUNDING: Final = 1e-9
 LEVEL: Final = 0.9
 """Share of points that an interval is stated for."""
 _POINTS_MIN: Final = 5
 """A part of fewer points is not judged by the share of its own that is held."""
 _OTHERS_MIN: Final = 2
 """Groups that an interval needs besides those that it is stated for."""
+_GROUPS_MIN: Final = 9
+"""Groups from which on they are counted: fewer do not reach the share."""
 
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 """Measured over emulated, by the part that is left out, then by group."""
@@ -85,6 +95,22 @@ def _known(groups: Mapping[str, Sequence[float]]) -> list[list[float]]:
 
 def _of_a_new_group(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The interval of a group that was not compared, from those that were."""
+    if len(groups) < _GROUPS_MIN:
+        return _of_few(groups)
+    weighed = sorted((ratio, 1 / len(values)) for values in groups for ratio in values)
+    out = (len(groups) - LEVEL * (len(groups) + 1)) / 2 + _ROUNDING
+    return _beyond(weighed, out), _beyond(weighed[::-1], out)
+
+
+def _beyond(weighed: Sequence[tuple[float, float]], weight: float) -> float:
+    """The first of some ordered values before which lies no more than a weight."""
+    sums = accumulate(of_it for _, of_it in weighed)
+    beyond = (value for (value, _), so_far in zip(weighed, sums, strict=True) if so_far > weight)
+    return next(beyond, weighed[-1][0])
+
+
+def _of_few(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The same, by random effects."""
     logs = [[math.log(ratio) for ratio in values] for values in groups]
     means = [statistics.fmean(values) for values in logs]
     squares = math.fsum(

@@ -134,6 +134,8 @@ def _version_of(point: Point) -> str:
     if point.engine == "sglang":
         if day < "2026":
             return "0.5.6"
+        if day >= "2026-06-11":
+            return "0.5.13"
         return "0.5.10" if point.gpu.startswith(_ULTRA) and day >= _ULTRA_SINCE else "0.5.9"
     first = "2026-01" if len(point.servers) > 1 else "2026-01-29"
     return "1.1" if day < first else "1.2"

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from emu.apps.fidelity.points.board import METRICS, PointBoard, PointGroup, Spread
 from emu.apps.fidelity.points.intervals import held
+from emu.apps.fidelity.points.refit import Refit
 from emu.errors import printable
 
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "output_tokens_per_s": "tokens/s"}
@@ -46,10 +47,22 @@ def print_points(console: Console, board: PointBoard) -> None:
             f"{one.width_percent:.0f} %",
             soft_wrap=True,
         )
+    for refit in board.refits:
+        console.print(_told(refit), soft_wrap=True, markup=False)
     left = sum(board.left_out.values())
     console.print(f"{len(board.compared)} points, {left} rows left out:")
     for reason, count in board.left_out.items():
         console.print(f"  {count:5}  {printable(reason)}", soft_wrap=True, markup=False)
+
+
+def _told(refit: Refit) -> str:
+    """What an engine's points of a left-out part were emulated with."""
+    values = ", ".join(f"{name} {value:,g}" for name, value in refit.constants.items())
+    kernels = f"kernels of {refit.kernels}; " if refit.kernels else ""
+    return (
+        f"{refit.engine} without {refit.left_out} (fitted to {refit.points} points): "
+        f"{kernels}{values}"
+    )
 
 
 def _errors(found: Spread | None) -> str:
@@ -103,5 +116,6 @@ def as_document(board: PointBoard) -> dict[str, object]:
         "groups": msgspec.to_builtins(board.groups),
         "intervals": msgspec.to_builtins(board.intervals),
         "intervals_held": msgspec.to_builtins(held(board.intervals)),
+        "refits": msgspec.to_builtins(board.refits),
         "left_out": board.left_out,
     }

@@ -27,11 +27,15 @@ Load = Literal["clients", "at_once"]
 """So many clients, each with one request in flight; or all requests at once."""
 
 _NEEDED: Final = ("model", "gpu", "engine", "load_kind", "load_value", "isl", "osl")
-_TTFT: Final = ("ttft_ms", "mean_ttft_ms", "median_ttft_ms")
-_TPOT: Final = ("tpot_ms", "mean_tpot_ms", "median_tpot_ms")
-_DRAWN_SOURCES: Final = ("inferencex",)
-"""Sources whose clients draw random tokens, and lengths between 0.8 of the stated ones and these;
-others send text of fixed lengths."""
+_TTFT: Final = ("ttft_ms", "mean_ttft_ms")
+_TPOT: Final = ("tpot_ms", "mean_tpot_ms")
+_MEDIANS: Final = ("median_ttft_ms", "median_tpot_ms")
+_TOGETHER: Final = "InferenceX together_runner"
+_DRAWN_SOURCES: Final[Mapping[str, float]] = {"inferencex": 0.8, _TOGETHER: 0.0}
+"""Sources whose clients draw random tokens, and lengths between such a share of the stated ones and
+these; others send text of fixed lengths."""
+_DAYS: Final[Mapping[str, str]] = {_TOGETHER: "2026-06-12"}
+"""When all rows of a source were measured whose columns have no day."""
 _CHAT_SOURCES: Final = ("nvidia-aic",)
 """Sources whose client is aiperf on the chat endpoint: it counts the text, and the server adds the
 template of the model."""
@@ -82,7 +86,7 @@ class Servers(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured load. Times are means in ms; NaN where not measured."""
+    """One measured load. Times are in ms; NaN where not measured."""
 
     point_id: str
     source: str
@@ -106,6 +110,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float
     tpot_ms: float
     output_tokens_per_s: float
+    is_median: bool = False
+    """Times are medians over requests, not means."""
     doubt: str = ""
     """Why it may be wrong (`doubt.py`); empty = it is not doubted."""
 
@@ -117,12 +123,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_random_text(self) -> bool:
         """Prompts are random tokens, which encode slowly; else they are text of a language."""
-        return self.source.startswith(_DRAWN_SOURCES)
+        return self.source.startswith(tuple(_DRAWN_SOURCES))
 
     @property
     def least_share(self) -> float:
         """Lengths are drawn evenly between this share of the stated ones and these."""
-        return 0.8 if self.is_random_text else 1.0
+        drawn = (share for name, share in _DRAWN_SOURCES.items() if self.source.startswith(name))
+        return next(drawn, 1.0)
 
     @property
     def template_tokens(self) -> int:
@@ -224,13 +231,16 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
 
 
 def _point(name: str, row: Mapping[str, str]) -> Point:
+    source = row.get("source", "")
+    is_median = not any(row.get(column) for column in (*_TTFT, *_TPOT))
     point = Point(
         point_id=name,
-        source=row.get("source", ""),
+        source=source,
         engine=_engine(row["engine"]),
         load=_load(row),
-        ttft_ms=_figure(row, _TTFT),
-        tpot_ms=_figure(row, _TPOT),
+        ttft_ms=_figure(row, _MEDIANS[:1] if is_median else _TTFT),
+        tpot_ms=_figure(row, _MEDIANS[1:] if is_median else _TPOT),
+        is_median=is_median,
         servers=_servers(row),
         output_tokens_per_s=_figure(row, ("output_tokens_per_s",)),
         version=_version(row.get("version", "")),
@@ -241,7 +251,8 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
         clients=_count(row, "load_value"),
         prompt_tokens=_count(row, "isl"),
         output_tokens=_count(row, "osl"),
-        measured_on=row.get("measured_on", ""),
+        measured_on=row.get("measured_on", "")
+        or next((day for start, day in _DAYS.items() if source.startswith(start)), ""),
     )
     if math.isnan(point.output_tokens_per_s):
         of_each = _figure(row, ("output_tokens_per_s_per_gpu",))
