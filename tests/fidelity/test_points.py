@@ -17,7 +17,13 @@ from emu.apps.fidelity.points.board import (
     point_board,
 )
 from emu.apps.fidelity.points.cases import TOKEN, Job, configuration, emulate, mean_of_rounds
-from emu.apps.fidelity.points.doubt import COLD, CONTRADICTS, OFTEN_COLD, doubted
+from emu.apps.fidelity.points.doubt import (
+    COLD,
+    CONTRADICTS,
+    FEW_SEATS,
+    OFTEN_COLD,
+    doubted,
+)
 from emu.apps.fidelity.points.recipes import recipe_of
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
@@ -118,6 +124,13 @@ def test_rows_are_doubted_by_their_neighbors_alone(tmp_path: Path) -> None:
     others = [doubted(read_points(table(tmp_path, rows[0], rows[1] | one))[0]) for one in lengths]
     told = [[one.doubt for one in points] for points in others]
     assert told == [["", ""], [COLD, ""], ["", ""]], "shorter prompts, longer ones, other outputs"
+
+
+def test_rows_that_wait_for_a_seat_longer_than_for_the_output_are_doubted(tmp_path: Path) -> None:
+    waits = {"load_value": "512", "ttft_ms": "400", "tpot_ms": "10"}
+    rows = [waits, waits | {"id": "b", "ttft_ms": "300"}, waits | {"id": "c", "engine": "sglang"}]
+    points, _ = read_points(table(tmp_path, *rows))
+    assert [point.doubt for point in doubted(points)] == [FEW_SEATS, "", ""]
 
 
 def test_a_server_that_was_often_cold_is_doubted_in_all_its_rows(tmp_path: Path) -> None:

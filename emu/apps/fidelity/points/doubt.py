@@ -1,7 +1,8 @@
 """Which rows of a table are doubted, and why: they are shown apart and together with the others.
 
-Owns three rules, none of which knows what emu says of a row. Groups that contradict their
-neighbors, as the README of the tables lists them; rows whose first token comes much later than
+Owns four rules, none of which knows what emu says of a row. Groups that contradict their
+neighbors, as the README of the tables lists them; early rows with 512 clients whose servers had
+fewer seats, as it says, too, but not how many (`_SEATS_CLIENTS`); rows whose first token comes much later than
 that of the same server with *more* to do: more clients, or longer prompts; and all rows of a server
 a quarter of which, and three at least, are such. More work never makes the first token earlier:
 that server still compiled, tuned or loaded while it was measured, and the fewer its requests, the
@@ -23,6 +24,10 @@ from emu.apps.fidelity.points.table import Point
 COLD: Final = "a cold server"
 OFTEN_COLD: Final = "a server that was cold in other rows"
 CONTRADICTS: Final = "its neighbors contradict it"
+FEW_SEATS: Final = "a server with fewer seats than clients, not stated how many"
+_SEATS_CLIENTS: Final = 512
+"""Of vLLM's rows with so many clients, those that wait for their first token longer than for all
+others: a request waits for a seat until another one has ended."""
 _EARLIER: Final = 0.75
 """With more to do, below this part of a row's time to the first token."""
 _COLD_LEAST: Final = 3
@@ -92,6 +97,10 @@ def _work(point: Point) -> tuple[int, int]:
 def _doubt(point: Point, loads: Sequence[Point]) -> str:
     if _is_listed(point):
         return CONTRADICTS
+    if point.engine == "vllm" and point.clients == _SEATS_CLIENTS:
+        whole_ms = point.output_tokens * point.tpot_ms
+        if point.load == "clients" and point.ttft_ms > whole_ms:
+            return FEW_SEATS
     clients, tokens = own = _work(point)
     more = (
         one.ttft_ms
