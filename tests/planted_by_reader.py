@@ -354,8 +354,8 @@ READER: Final[tuple[Bug, ...]] = (
     (
         "front end: a token stands at the end of its step's events",
         "latency/front_end.py",
-        "start_ns - end_ns + work_ns // 2 + self._output_ns\n",
-        "start_ns - end_ns + work_ns + self._output_ns\n",
+        "wait_ns, rest_ns = start_ns - end_ns, work_ns // 2 + self._output_ns\n",
+        "wait_ns, rest_ns = start_ns - end_ns, work_ns + self._output_ns\n",
     ),
     (
         "roofline: a window does not bound what a decode reads",

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from emu.catalogue.model import ModelSpec
     from emu.replica.counters import Counters
 
-RUNNING_PART: Final = 0.255
+RUNNING_PART: Final = 0.269
 """Of the span between idle power and limit: drawn whenever an iteration runs."""
-ARITHMETIC_PART: Final = 1.1
+ARITHMETIC_PART: Final = 0.984
 """Of the same span: times the root of FLOPs done over those of the half-precision peak."""
 MEASURED: Final = ("B200-SXM-180GB",)
 """GPUs whose power stands behind the two parts."""

@@ -140,10 +140,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
-    joins_backlog: bool = False
-    """What has gathered for a request, where events wait, is one event (vLLM's
-    `RequestOutputCollector`); False: messages go on in order (SGLang's detokenizer and tokenizer
-    manager; TensorRT-LLM, whose first tokens wait in proportion to what others decode)."""
+    first_token_rounds: int = 0
+    """Rounds of events over all connections that a first token waits for at most, where events wait
+    (`emu/latency/front_end.py`); 0: it waits for all that was there before it."""
     expert_compile_ns: int = 1_600_000_000
     """Compiling the experts' kernels for one more size, while a fresh server serves
     (`latency.warm_up` = false; first_sizes.py)."""

@@ -10,9 +10,11 @@ handled one after another; the next step's wait until they are done. If steps co
 their events can be handled, the queue grows and tokens come later and later, while the engine
 goes on: the front end saturates. A token stands in the middle of its step's events.
 
-Where what has gathered for a request is sent at once (`joins_backlog`: vLLM's collector of each
-request), a first token waits for no other request's backlog but for one round of them at most, the
-events of the last step with decodes. What a saturated front end delays are the tokens that follow.
+Where what has gathered for a request is sent at once, connections are served in turn, and a first
+token does not wait for what others have still to get: only for so many rounds over them
+(`first_token_rounds`: vLLM), each as long as the events of the last step with decodes. What such a
+front end delays when it is saturated are the tokens that follow. SGLang and TensorRT-LLM hand
+messages on in order: their first tokens wait in proportion to what others decode.
 
 A server may send the tokens of a request in groups of `stream_interval`. The first token is an
 event of its own at once, and the last one sends its group: neither comes later. The requests of a
@@ -77,7 +79,7 @@ class OutputStream:
         self._event_ns = model.output_event_ns // model.stream_interval
         self._output_ns = model.output_ns
         self._free_ns = 0
-        self._joins = model.joins_backlog
+        self._rounds = model.first_token_rounds
         self._round_ns = 0
         """The events of the last step with decodes."""
         self.delay_ns = self.first_delay_ns = 0
@@ -96,9 +98,10 @@ class OutputStream:
         self._free_ns = start_ns + work_ns
         wait_ns, rest_ns = start_ns - end_ns, work_ns // 2 + self._output_ns
         delay_ns = self.delay_ns = self.first_delay_ns = wait_ns + rest_ns
-        if self._joins:
-            if wait_ns > self._round_ns:
-                self.first_delay_ns = self._round_ns + rest_ns
+        if self._rounds:
+            most_ns = self._rounds * self._round_ns
+            if wait_ns > most_ns:
+                self.first_delay_ns = most_ns + rest_ns
             if events > firsts:
                 self._round_ns = work_ns
         return delay_ns

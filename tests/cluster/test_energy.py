@@ -111,7 +111,7 @@ def test_a_gpu_draws_by_its_load(tmp_path: Path) -> None:
     part = done / (gpu.tflops_fp16 * busy_s)
     due = gpu.idle_w * busy_s + running_w(gpu, part, gpu.idle_w) * busy_s
     assert summary["energy_j"]["gpu"] == pytest.approx(due, rel=1e-3)
-    assert running_w(gpu, 0.0, gpu.idle_w) == pytest.approx(333, abs=1)
+    assert running_w(gpu, 0.0, gpu.idle_w) == pytest.approx(346, abs=1)
     assert running_w(gpu, 0.7, gpu.idle_w) == gpu.tdp_w, "a long prompt takes all that there is"
 
 

@@ -84,8 +84,8 @@ class Front:
         rest_ns = work_ns // 2 + front.output_ns
         late_ns = start_ns - end_ns + rest_ns
         soon_ns = late_ns
-        if front.joins:
-            soon_ns = min(start_ns - end_ns, self._round_ns[replica]) + rest_ns
+        if front.rounds:
+            soon_ns = min(start_ns - end_ns, front.rounds * self._round_ns[replica]) + rest_ns
         if len(rows) > firsts:
             self._round_ns[replica] = work_ns
         for row in rows:

@@ -18,7 +18,7 @@ _HOST_KINDS: Final = ("kv_recall", "kv_offload")
 _HOST_LOAD: Final = 0.7
 _JOULE_PER_BYTE: Final = 8e-12
 """Of one picojoule per bit."""
-_RUNNING_PART: Final = 0.255
+_RUNNING_PART: Final = 0.269
 """Of the span between idle power and limit, whatever runs."""
 _NEAR: Final = 0.01
 """Norms and biases are left out of what a token is multiplied with."""

@@ -23,8 +23,8 @@ class FrontEnd(msgspec.Struct, frozen=True):
     event_ns: int
     """An output event: a token, or a group of tokens."""
     group_tokens: int
-    joins: bool
-    """First tokens do not wait for what gathers for others."""
+    rounds: int
+    """Over all connections, that a first token waits for at most; 0 = no limit."""
     """Tokens of a request in an event, after its first."""
     output_ns: int
     """From the end of a step to the client, besides."""
@@ -219,7 +219,7 @@ def _front(replica: ReplicaPlan) -> FrontEnd | None:
         token_ns=engine.prompt_token_ns,
         event_ns=engine.output_event_ns,
         group_tokens=replica.bound.model.stream_interval if replica.bound else 1,
-        joins=engine.joins_backlog,
+        rounds=engine.first_token_rounds,
         output_ns=engine.output_ns,
     )
 

@@ -174,57 +174,67 @@ def point_board(options: FidelityOptions) -> PointBoard:
     unread += [Unread(p.point_id, f"drafts are not emulated here: {p.drafts}") for p in told]
     drawn = sampled(usable, options.sample, options.seed)
     if not drawn:
-        reasons = Counter(one.reason for one in unread).most_common(3)
-        words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
-        if options.only and not unread:
-            words = "no row has such a word in its name or model"
-        raise InputError(str(directory), None, "", f"no point can be emulated ({words})")
+        raise InputError(str(directory), None, "", _no_point(unread, options.only))
     jobs = [
         Job(point, homes[point.point_id], overrides, recipe_of(point).drafts[0]) for point in drawn
     ]
     found = {one.point_id: one for one in _emulated(jobs, options.processes)}
     peers = _peers(directory)
     chosen, drafted = _choose_drafts(jobs, found, options.processes)
+    reasons = {job.point.point_id: _unlike(job, drafted, chosen) for job in jobs}
+    jobs = [
+        msgspec.structs.replace(job, drafts=chosen.get(job.point.series, job.drafts))
+        for job in jobs
+    ]
     refits: list[Refit] = []
     if options.leave_out in ("gpu", "model"):
-        taken = [
-            msgspec.structs.replace(job, drafts=chosen.get(job.point.series, job.drafts))
-            for job in jobs
-            if not _unlike(job, drafted, chosen)
-        ]
+        kept = [job for job in jobs if not reasons[job.point.point_id]]
         again, refits = without(
-            taken, found, options.leave_out, lambda few: _emulated(few, options.processes)
+            kept, found, options.leave_out, lambda few: _emulated(few, options.processes)
         )
         found |= again
     compared = []
     for job in jobs:
         emulated = found[job.point.point_id]
-        reason = emulated.refused or _unlike(job, drafted, chosen)
+        reason = emulated.refused or reasons[job.point.point_id]
         if reason:
             unread.append(Unread(job.point.point_id, reason))
-            continue
-        compared.append(
-            Compared(
-                point=job.point,
-                emulated=emulated,
-                kind=_kind(job),
-                peers=_peer_errors(job.point, peers),
-                drafts=chosen.get(job.point.series, job.drafts),
-            )
-        )
+        else:
+            compared.append(_compared(job, emulated, peers))
     left_out = Counter(one.reason for one in unread)
     not_drawn = len(usable) - len(drawn)
     if not_drawn:
         left_out["not in the sample"] = not_drawn
-    trusted = [row for row in compared if not row.point.is_doubtful]
-    stated = [
-        interval
-        for apart in ("", ", apart")
-        for interval in intervals_of(_ratios(trusted, options.leave_out, apart))
-    ]
-    groups = groups_of(compared)
+    groups, stated = groups_of(compared), _stated(compared, options.leave_out)
     counted = dict(left_out.most_common())
     return PointBoard(compared, groups, counted, stated, options.leave_out, refits)
+
+
+def _no_point(unread: Sequence[Unread], only: Sequence[str]) -> str:
+    """Why nothing can be emulated."""
+    reasons = Counter(one.reason for one in unread).most_common(3)
+    words = "; ".join(f"{count} rows: {reason}" for reason, count in reasons) or "no row"
+    if only and not unread:
+        words = "no row has such a word in its name or model"
+    return f"no point can be emulated ({words})"
+
+
+def _compared(
+    job: Job, emulated: Emulated, peers: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> Compared:
+    errors = _peer_errors(job.point, peers)
+    return Compared(
+        point=job.point, emulated=emulated, kind=_kind(job), peers=errors, drafts=job.drafts
+    )
+
+
+def _stated(rows: Sequence[Compared], leave_out: str) -> list[Interval]:
+    """Intervals of single servers, then of prefill and decode apart, from those not doubted."""
+    trusted = [row for row in rows if not row.point.is_doubtful]
+    found = []
+    for apart in ("", ", apart"):
+        found += intervals_of(_ratios(trusted, leave_out, apart))
+    return found
 
 
 def _unlike(job: Job, drafted: set[tuple[str, ...]], chosen: Mapping[tuple[str, ...], int]) -> str:

@@ -276,8 +276,8 @@ def _gpu(name: str, like: str) -> str:
     """A GPU of the catalogue, or its figures with the kernels of another."""
     if not like:
         return f'"{name}"'
-    spec = lookup_gpu(name)
-    figures = {key: getattr(spec, key) for key in _FIGURES}
+    spec = msgspec.structs.asdict(lookup_gpu(name))
+    figures = {key: spec[key] for key in _FIGURES}
     return _inline({"like": like, "name": f"{name} with kernels of {like}", **figures})
 
 

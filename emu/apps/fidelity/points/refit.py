@@ -101,11 +101,14 @@ def _is_hopper(job: Job, model: ModelSpec) -> bool:
 
 
 _MS: Final = 1e6
+_LAYER_NS: Final = 1.3 * _MS
+"""Calls of a kind of layer that no point shows: taken to be those of the other kinds, latent
+attention and experts (`emu/latency/engine.py`)."""
 _CALLS: Final = (
     # A module called eagerly on vLLM takes 80 us (`EngineModel.eager_call_ns`).
     Constant("eager_call_ns", 0.08 * _MS, 0.08 * _MS, _always),
-    Constant("eager_latent_ns", 0.0, 2 * _MS, _is_latent),
-    Constant("eager_experts_ns", 0.0, 2 * _MS, _has_experts),
+    Constant("eager_latent_ns", _LAYER_NS, 2 * _MS, _is_latent),
+    Constant("eager_experts_ns", _LAYER_NS, 2 * _MS, _has_experts),
     Constant("grace_calls", 1.0, 1.0, _has_grace),
 )
 _TEXT: Final = Constant(TOKEN, 0.5, 10.0, _is_random)
@@ -114,8 +117,8 @@ CONSTANTS: Final[Mapping[str, tuple[Constant, ...]]] = {
     "vllm": (_TEXT,),
     "sglang": (
         *_CALLS,
-        Constant("eager_generated_latent_ns", 0.0, 2 * _MS, _is_generated),
-        Constant("eager_state_ns", 0.0, 4 * _MS, _has_states),
+        Constant("eager_generated_latent_ns", _LAYER_NS, 2 * _MS, _is_generated),
+        Constant("eager_state_ns", _LAYER_NS, 4 * _MS, _has_states),
         Constant("beside_prompts", 1.0, 3.0, _is_hopper),
         Constant("host_handoff_ns", 0.0, 20 * _MS, _is_apart),
         Constant(HANDOVER, 0.0, 100_000.0, _is_apart),

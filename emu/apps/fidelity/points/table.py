@@ -232,15 +232,15 @@ def read_points(path: Path) -> tuple[list[Point], list[Unread]]:
 
 def _point(name: str, row: Mapping[str, str]) -> Point:
     source = row.get("source", "")
-    is_median = not any(row.get(column) for column in (*_TTFT, *_TPOT))
+    has_means = any(row.get(column) for column in (*_TTFT, *_TPOT))
     point = Point(
         point_id=name,
         source=source,
         engine=_engine(row["engine"]),
         load=_load(row),
-        ttft_ms=_figure(row, _MEDIANS[:1] if is_median else _TTFT),
-        tpot_ms=_figure(row, _MEDIANS[1:] if is_median else _TPOT),
-        is_median=is_median,
+        ttft_ms=_figure(row, _TTFT if has_means else _MEDIANS[:1]),
+        tpot_ms=_figure(row, _TPOT if has_means else _MEDIANS[1:]),
+        is_median=not has_means,
         servers=_servers(row),
         output_tokens_per_s=_figure(row, ("output_tokens_per_s",)),
         version=_version(row.get("version", "")),
@@ -257,11 +257,25 @@ def _point(name: str, row: Mapping[str, str]) -> Point:
     if math.isnan(point.output_tokens_per_s):
         of_each = _figure(row, ("output_tokens_per_s_per_gpu",))
         point = msgspec.structs.replace(point, output_tokens_per_s=of_each * point.gpus)
+    point = _as_recorded(point, row)
     if point.load == "clients" and point.output_tokens == 1:
         raise _Left("outputs of one token have no TPOT")
     if any(map(math.isnan, point.measured)):
         raise _Left("no mean latencies" if point.load == "clients" else "no throughput")
     return point
+
+
+def _as_recorded(point: Point, row: Mapping[str, str]) -> Point:
+    """Where lengths were drawn from 1 up and outputs ended by themselves, rates say their means."""
+    requests, tokens = _figure(row, ("requests_per_s",)), _figure(row, ("total_tokens_per_s",))
+    if point.least_share or math.isnan(requests * tokens * point.output_tokens_per_s):
+        return point
+    output = point.output_tokens_per_s / requests
+    return msgspec.structs.replace(
+        point,
+        prompt_tokens=round(2 * (tokens / requests - output)) - 1,
+        output_tokens=round(2 * output) - 1,
+    )
 
 
 def _engine(text: str) -> str:
