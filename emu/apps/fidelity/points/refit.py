@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.apps.fidelity.fit import least_squares
+from emu.apps.fidelity.fit import columns, least_squares
 from emu.apps.fidelity.points.cases import (
     HANDOVER,
     RANDOM_TEXT_US,
@@ -38,6 +38,8 @@ from emu.latency.coefficients import is_measured
 SIGMAS: Final = {"ttft_ms": 0.15, "tpot_ms": 0.05}
 """Relative error of a measured figure: what equal points differ by, and emu's formulas beside the
 constants."""
+SHARED: Final = {"ttft_ms": 0.1, "tpot_ms": 0.05}
+"""The same of all points of a model on a GPU together: kernels, and settings that nobody stated."""
 _STEP: Final = 0.25
 """Of a constant, for its finite difference."""
 _TOKENS_MAX: Final = 100_000
@@ -248,6 +250,7 @@ def _solved(
 ) -> Refit:
     constants = CONSTANTS[engine]
     residuals, rows = [], []
+    offsets: list[dict[object, float]] = []
     fitted = [job for job in others if job.point.point_id in slopes]
     for job in fitted:
         name = job.point.point_id
@@ -256,6 +259,8 @@ def _solved(
             if math.isnan(measured):
                 continue
             residuals.append(math.log(found[name].figures[metric] / measured) / sigma)
+            shared = metric, job.point.model, job.point.gpu
+            offsets.append({shared: SHARED[metric] / sigma})
             known = slopes[name]
             rows.append([known.get(one.name, {}).get(metric, 0.0) / sigma for one in constants])
     now = shipped(engine)
@@ -265,6 +270,7 @@ def _solved(
     change, _ = least_squares(
         np.array(residuals),
         np.array(rows),
+        columns(offsets),
         np.array(list(now.values())),
         np.array(list(unseen.values())),
         np.array([one.width for one in constants]),
