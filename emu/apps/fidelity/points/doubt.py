@@ -1,8 +1,8 @@
 """Which rows of a table are doubted, and why: they are shown apart and together with the others.
 
-Owns four rules, none of which knows what emu says of a row. Groups that contradict their
-neighbors, as the README of the tables lists them; early rows with 512 clients whose servers had
-fewer seats, as it says, too, but not how many (`_SEATS_CLIENTS`); rows whose first token comes much later than
+Owns four rules, none of which knows what emu says of a row. Groups that contradict their neighbors,
+as the README of the tables lists them; early rows with 512 clients whose servers had fewer seats,
+as it says, too, but not how many (`_SEATS_CLIENTS`); rows whose first token comes much later than
 that of the same server with *more* to do: more clients, or longer prompts; and all rows of a server
 a quarter of which, and three at least, are such. More work never makes the first token earlier:
 that server still compiled, tuned or loaded while it was measured, and the fewer its requests, the
