@@ -39,7 +39,7 @@ SIGMAS: Final = {"ttft_ms": 0.15, "tpot_ms": 0.05}
 """Relative error of a measured figure: what equal points differ by, and emu's formulas beside the
 constants."""
 SHARED: Final = {"ttft_ms": 0.1, "tpot_ms": 0.05}
-"""The same of all points of a model on a GPU together: kernels, and settings that nobody stated."""
+"""The same of all points of a model on a GPU together: kernels, and settings that are not stated."""
 _STEP: Final = 0.25
 """Of a constant, for its finite difference."""
 _TOKENS_MAX: Final = 100_000
