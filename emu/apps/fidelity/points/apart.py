@@ -42,7 +42,7 @@ _DEEPGEMM_VERSION: Final = "1.1"
 _RANDOM_EXPERTS: Final = "lognormal:2"
 """How unevenly prompts of random ids choose experts: twice the sigma of text. Fitted to what full
 prefill servers of TensorRT-LLM get through, their ranks of attention whole experts each (requests a
-second of a server; emu with text's, with this): DeepSeek-R1 with 1,024 tokens on 8 H200 36.5 (46,
+second of a server; emu before, with this): DeepSeek-R1 with 1,024 tokens on 8 H200 36.5 (46,
 42), 4 B200 in fp4 88 (113, 100), 4 GB200 in fp4 101 (123, 110), 8 GB200 in fp8 74 (111, 70). What
 SGLang's rows lack is in its `_HANDOFF_NS`, which was fitted to experts that are chosen as by text.
 """
