@@ -85,6 +85,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_sequence_ns: int = 8_000
     host_prompt_ns: int = 50_000
     """For each prompt chunk: its blocks and tables are new."""
+    host_ranks_ns: int = 0
+    """More where ranks are several processes, which are told of each step."""
     host_handoff_ns: int = 0
     """For each prompt of a replica that hands its KV over, while its GPUs wait."""
     host_group_ns: int = 0
@@ -236,6 +238,7 @@ def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
             "host_sequence_ns",
             "host_prompt_ns",
             "host_group_ns",
+            "host_ranks_ns",
             "launch_ns",
             "eager_call_ns",
         ),

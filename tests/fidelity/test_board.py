@@ -162,6 +162,33 @@ def test_a_fit_finds_the_constants_that_made_the_figures(tmp_path: Path) -> None
         assert abs(change - truth[at]) < 4 * found.errors[name] + 1, name
 
 
+def test_runs_of_one_model_say_once_how_long_steps_are(tmp_path: Path) -> None:
+    """Eight of its runs are 8 % slow, one run of each of three other models is right."""
+    others = ("Llama-3.1-8B", "Llama-2-7B", "Mistral-7B-v0.1")
+    found = find_runs(
+        directory(
+            tmp_path,
+            *(entry(f"run{number}") for number in range(8)),
+            *(entry(f"other{number}", model) for number, model in enumerate(others)),
+        )
+    )
+    rows = []
+    for row in rows_of(found, _same(found)):
+        slow = 1.08 if row.run_id.startswith("run") else 1.0
+        figures = {metric: getattr(row.measured, metric) / slow for metric in SIGMAS}
+        rows.append(
+            msgspec.structs.replace(row, emulated=msgspec.structs.replace(row.measured, **figures))
+        )
+    step = np.array([1e-6 if name == "step_ns" else 0.0 for name in CONSTANTS])  # 0.1 % a us
+    jacobian = {
+        (run.run_id, stage, metric): step
+        for run, stage, metric in itertools.product(found, (0, 1), SIGMAS)
+    }
+    base = BUNDLES["vllm-0.15"].model
+    change = solve(found, rows, base, Sensitivity(jacobian)).engine.step_ns - base.step_ns
+    assert 0.01 < 1e-6 * change < 0.035  # not 0.06, the mean of stages
+
+
 def _same(runs: list[MeasuredRun]) -> list[Answer]:
     """Answers that are the measured figures."""
     return [Answer(run.run_id, 1, 0, [stage.measured for stage in run.stages]) for run in runs]

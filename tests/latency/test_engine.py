@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from emu.catalogue import list_models, lookup_gpu, lookup_model
+from emu.config.schema import VllmTable
+from emu.engines.bundle import Deployment
 from emu.engines.registry import BUNDLES
 from emu.engines.vllm import vllm_kernels
 from emu.latency.base import BatchShape
@@ -123,6 +125,17 @@ def test_a_later_engine_fuses_norms_into_all_reduces_on_hopper():
     parts, before = fused.components_ns(decodes(8, 100)), plain.components_ns(decodes(8, 100))
     assert parts["norm"] < before["norm"] / 10
     assert parts["collectives"] == before["collectives"]
+
+
+def test_a_step_that_nothing_hides_takes_longer_where_ranks_are_processes():
+    spec, gpu = lookup_model("Llama-3.1-8B"), lookup_gpu("H100")
+    table = VllmTable()
+    alone, two = (Deployment(gpu=gpu, model=spec, ranks=ranks, scheduler=table) for ranks in (1, 2))
+    for label in ("vllm-0.11", "vllm-0.15"):
+        engine = BUNDLES[label]
+        assert engine.on_gpu(engine.model, alone) == engine.model
+        more = engine.on_gpu(engine.model, two).host_step_ns - engine.model.host_step_ns
+        assert more == engine.model.host_ranks_ns == (470_000 if label == "vllm-0.11" else 0)
 
 
 # --- sampler ------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 Owns which constants are fitted, on what, and how: weighted least squares of the relative errors of
 TPOT and TTFT over all stages that were neither overloaded nor near the knee, with a Huber weight
-against single odd hosts and a wide prior at the constants that emu ships. The dependence of each
-stage on each constant is taken from emulations of the first part of its load (a finite difference
+against single odd stages and a wide prior at the constants that emu ships. What all stages of a
+model on a GPU have in common may be its kernels, and what those of one run share its host, so both
+get an offset of their own (a mixed model): seventeen of 36 stages are of one model, and say how
+times change with the load seventeen times, but once how long they are. The dependence of each stage
+on each constant is taken from emulations of the first part of its load (a finite difference
 for each constant); where the stage stands now from the whole load. One such step suffices near the
 solution; `fit` may take more.
 
@@ -14,7 +17,8 @@ runs are emulated with the constants so found.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +43,15 @@ CONSTANTS: Final = {
 """Field of `EngineModel` -> (step of the finite difference, standard deviation of the prior)."""
 SIGMAS: Final = {"tpot": 0.02, "ttft": 0.04}
 """Relative error of a measured stage (equal runs differ by so much)."""
+OFFSETS: Final[Mapping[str, tuple[Callable[[Row], object], dict[str, float]]]] = {
+    "model": (lambda row: (row.model, row.gpu, row.tensor_parallel), {"tpot": 0.04, "ttft": 0.05}),
+    "host": (lambda row: row.run_id, {"tpot": 0.03, "ttft": 0.03}),
+}
+"""Whose stages are off together -> by what they are told apart, and the relative error (standard
+deviation) that they share. A model's is that of passes beside tables of kernels (docs/lab/
+roofline.md: median 3.4 % of dense decodes); a host's that of five servers with the same settings
+(2 to 6 % in TPOT). With 2 to 5 % for the one and 2 to 4 % for the other, the medians of models left
+out are 2.1 to 2.5 % (E2E, TPOT) and 2.3 to 3.7 % (TTFT)."""
 FITTED: Final = ("cached", "mixed")
 """Regimes that are fitted to: near the knee a per cent of a step is many of a latency."""
 _PART: Final = 0.08
@@ -128,6 +141,7 @@ def solve(
     """
     kept = {run.run_id: run for run in runs}
     residuals, slopes = [], []
+    offsets: list[dict[object, float]] = []
     counts: dict[str, int] = {}
     for row in rows:
         index = counts.get(row.run_id, 0)
@@ -138,12 +152,20 @@ def solve(
             measured, emulated = row.measured.of(metric), row.emulated.of(metric)
             residuals.append(np.log(emulated / measured) / sigma)
             slopes.append(sense.jacobian[row.run_id, index, metric] / sigma)
+            offsets.append(
+                {
+                    (name, metric, told_by(row)): shared[metric] / sigma
+                    for name, (told_by, shared) in OFFSETS.items()
+                }
+            )
     if not residuals:
         raise InputError("fidelity", None, "fit", "no stage is left to fit to")
     now = np.array([float(value) for value in _values(base).values()])
     ship = np.array([float(value) for value in _values(shipped(runs[0]).model).values()])
     widths = np.array([width for _, width in CONSTANTS.values()])
-    change, spread = _least_squares(np.array(residuals), np.array(slopes), now, ship, widths)
+    change, spread = _least_squares(
+        np.array(residuals), np.array(slopes), _columns(offsets), now, ship, widths
+    )
     values = {c: round(float(v)) for c, v in zip(CONSTANTS, now + change, strict=True)}
     return Fit(
         msgspec.structs.replace(base, **values),
@@ -152,32 +174,49 @@ def solve(
     )
 
 
+def _columns(offsets: Sequence[Mapping[object, float]]) -> Floats:
+    """A column for each offset of any of these observations."""
+    places = {key: at for at, key in enumerate(dict.fromkeys(chain.from_iterable(offsets)))}
+    columns = np.zeros((len(offsets), len(places)))
+    for at, mine in enumerate(offsets):
+        for key, size in mine.items():
+            columns[at, places[key]] = size
+    return columns
+
+
 def _least_squares(
-    residuals: Floats, slopes: Floats, now: Floats, prior: Floats, widths: Floats
+    residuals: Floats, slopes: Floats, offsets: Floats, now: Floats, prior: Floats, widths: Floats
 ) -> tuple[Floats, Floats]:
-    """(change of the constants, standard errors); no constant falls below zero."""
-    scaled = slopes * widths  # unknowns of order one
-    change = np.zeros(len(now))
-    held = np.zeros(len(now), dtype=bool)
+    """(change of the constants, standard errors); no constant falls below zero.
+
+    `offsets`: a column for each, in units of its standard deviation; what they are is not told.
+    """
+    constants = len(now)
+    scaled = np.hstack([slopes * widths, offsets])  # unknowns of order one
+    towards = np.zeros(scaled.shape[1])
+    towards[:constants] = (prior - now) / widths
+    least = np.full(scaled.shape[1], -np.inf)
+    least[:constants] = -now / widths
+    change = np.zeros(scaled.shape[1])
+    held = np.zeros(scaled.shape[1], dtype=bool)
     weights = np.ones(len(residuals))
-    normal = np.eye(len(now))
+    normal = np.eye(scaled.shape[1])
     for _ in range(_REWEIGHTINGS):
         free = ~held
         design = scaled[:, free]
-        offset = residuals + scaled[:, held] @ change[held]
+        left = residuals + scaled[:, held] @ change[held]
         normal = design.T @ (design * weights[:, None]) + np.eye(int(free.sum()))
-        towards = ((prior - now) / widths)[free]
-        change[free] = np.linalg.solve(normal, towards - design.T @ (weights * offset))
-        low = now + change * widths < 0
+        change[free] = np.linalg.solve(normal, towards[free] - design.T @ (weights * left))
+        low = change < least
         if (low & ~held).any():
-            change[low] = -now[low] / widths[low]
+            change[low] = least[low]
             held |= low
             continue
         left = np.abs(residuals + scaled @ change)
         weights = np.where(left <= _HUBER, 1.0, _HUBER / np.maximum(left, 1e-12))
-    spread = np.zeros(len(now))
-    spread[~held] = np.sqrt(np.diag(np.linalg.inv(normal))) * widths[~held]
-    return change * widths, spread
+    spread = np.zeros(len(held))
+    spread[~held] = np.sqrt(np.diag(np.linalg.inv(normal)))
+    return change[:constants] * widths, spread[:constants] * widths
 
 
 def fit(
