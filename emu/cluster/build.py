@@ -191,7 +191,7 @@ def build_replica(shared: Shared, plan: ReplicaPlan, pool: Pool) -> Replica:
     replica.relaying.peers = pool.replicas
     replica.model = shared.plan.model_indices[plan.served]
     if alike.front_end is not None:
-        replica.books.stream = OutputStream(alike.front_end)
+        replica.books.stream = OutputStream(alike.front_end, copies_ids=plan.pipeline_parallel == 1)
     if plan.latency.jitter:
         assert plan.bound is not None  # the plan has looked
         from emu.latency.jitter import Jitter

@@ -102,6 +102,27 @@ times as long), four of GB300 with ranks of attention (10). Judged on LMSYS's 32
 of tokens per second +12 to +7 %)."""
 
 
+_COPIES_IDS: Final = ("0.5.3", "0.5.6", "0.5.9", "0.5.10")
+"""Versions that copy all ids of a request for each token that they stream (`TokenizerManager`), and
+join the ids of each decode anew in a mixed batch (`mix_with_running`). 0.5.14 hands on a reference,
+lest a step's cost "compounds to O(n^2)", and appends."""
+_EVENT_NS: Final = 45_000
+_ID_NS: Final = 18
+"""An event, and copying an id and dropping the copy. A loop of such copies on one core takes 9 ns
+an id with 64 requests of up to 2,000 tokens, and 20 with 512, whose ids no cache holds. Chosen with
+`_SEQUENCE_NS` for Llama-3.1-8B with 512 clients on eight H200 (3 rows: TTFT +9, -54, +1 to -15, -7,
+-8 %, TPOT +2, -13, -12 to +6, -6, -6), judged with 448 and more on two and four (8 rows: median
+|error| of TTFT 44 to 30 %, of TPOT 9 to 8; 1,000 and 2,000 tokens of output 36 to 24)."""
+_SEQUENCE_NS: Final = 35_000
+"""Of the thread that schedules, for each sequence of a step: its token, its end, a place in each of
+twenty lists, and their pickle."""
+_JOINED_ID_NS: Final = 6
+_COMPARED_NS: Final = 17
+"""Joining an id in a mixed batch, and comparing two requests (each decode is looked for in the list
+of all: `req not in batch.decoding_reqs`). Loops of these take 5 to 6 and 15 to 20 ns on one core
+with 512 requests of 1,250 and 2,250 tokens."""
+
+
 def _of_size(gpu: GpuSpec, ranks: int) -> tuple[int, int]:
     """(tokens of a prefill batch, largest captured batch of decodes) on a GPU."""
     for gib, tokens, few, many in _SIZES:
@@ -206,6 +227,7 @@ def sglang_on(model: EngineModel, there: Deployment, *, version: str) -> EngineM
         graph_tokens_max=graph or _of_size(there.gpu, there.ranks)[1],
         prompt_graph_tokens_max=captured_prompt_tokens(version, there),
         eager_latent_ns=latent_ns,
+        output_id_ns=0 if there.drafts else model.output_id_ns,  # their events have several tokens
     )
     return called_on(model, there.gpu)
 
@@ -255,13 +277,15 @@ _V0_5_9: Final = EngineModel(
     sampler="triton",
     step_ns=115_000,
     host_step_ns=1_000_000,
-    host_sequence_ns=10_000,
+    host_sequence_ns=_SEQUENCE_NS,
+    host_mixed_pair_ns=_COMPARED_NS,
     host_prompt_ns=100_000,
     host_handoff_ns=_HANDOFF_NS,
     # Two sequences a rank of 16: 51.0 tokens/s of a rank where steps wait for the host, 60.4 where
     # they do not (LMSYS, 2025-07-17): 6.1 ms, of which 1.0 is that of any server.
     host_group_ns=5_100_000,
     batch_wait_ns=0,
+    output_event_ns=_EVENT_NS,
     # A log of 8 H200 (sglang pull request 11716): of 139.81 GiB 137.3 are left before the weights,
     # and communicators have taken 2.0.
     context_bytes=512 * MIB,
@@ -276,6 +300,8 @@ def _engine(version: str) -> Engine:
             _V0_5_9,
             name=f"sglang-{version}",
             joins_projections=version in _JOINS_SINCE,
+            output_id_ns=_ID_NS if version in _COPIES_IDS else 0,
+            host_mixed_id_ns=_JOINED_ID_NS if version in _COPIES_IDS else 0,
         ),
         memory=sglang_memory,
         kernels=partial(sglang_kernels, version=version),

@@ -89,6 +89,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """For each prompt chunk: its blocks and tables are new."""
     host_ranks_ns: int = 0
     """More where ranks are several processes, which are told of each step."""
+    host_mixed_id_ns: int = 0
+    """For each token that decodes beside prompts have so far: the ids of their prompts and outputs
+    are joined anew in each such step."""
+    host_mixed_pair_ns: int = 0
+    """For each two decodes beside prompts: each is looked for in the list of all of them."""
     host_handoff_ns: int = 0
     """For each prompt of a replica that hands its KV over, while its GPUs wait."""
     host_group_ns: int = 0
@@ -145,6 +150,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_token_rounds: int = 0
     """Rounds of events over all connections that a first token waits for at most, where events wait
     (`emu/latency/front_end.py`); 0: it waits for all that was there before it."""
+    output_id_ns: int = 0
+    """More in an event after the first for each token that its request has so far: their ids are
+    copied."""
     expert_compile_ns: int = 1_600_000_000
     """Compiling the experts' kernels for one more size, while a fresh server serves
     (`latency.warm_up` = false; first_sizes.py)."""
@@ -248,6 +256,8 @@ def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
             "host_step_ns",
             "host_sequence_ns",
             "host_prompt_ns",
+            "host_mixed_id_ns",
+            "host_mixed_pair_ns",
             "host_group_ns",
             "host_ranks_ns",
             "launch_ns",

@@ -48,6 +48,8 @@ class EngineSteps:
         self._host_step_ns = model.host_step_ns + (model.host_group_ns if is_grouped else 0)
         self._host_sequence_ns = model.host_sequence_ns
         self._host_prompt_ns = model.host_prompt_ns
+        self._mixed_id_ns = model.host_mixed_id_ns
+        self._mixed_pair_ns = model.host_mixed_pair_ns
         self._handoff_ns = model.host_handoff_ns if hands_off else 0
         self._step_ns = model.step_ns
         self._graph_layer_ns = model.graph_layer_ns
@@ -109,10 +111,22 @@ class EngineSteps:
                 tokens += shape.verify.count
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
-        return self.bounds_ns(tokens, shape.sequences, len(shape.prefill_new))
+        bounds = self.bounds_ns(tokens, shape.sequences, len(shape.prefill_new))
+        return self.mixed_ns(shape, bounds) if shape.prefill_new and shape.decode_count else bounds
+
+    def mixed_ns(self, shape: BatchShape, bounds: tuple[int, int]) -> tuple[int, int]:
+        """Bounds of a step with prompts and decodes, with what the host does for these."""
+        count = shape.decode_count
+        mixed_ns = (shape.decode_context_sum + count) * self._mixed_id_ns
+        mixed_ns += count * (count - 1) // 2 * self._mixed_pair_ns
+        least_ns, exposed_ns = bounds
+        if self._overlapped:
+            return least_ns + mixed_ns, exposed_ns
+        return least_ns, exposed_ns + mixed_ns
 
     def bounds_ns(self, tokens: int, sequences: int, prompts: int) -> tuple[int, int]:
-        """The same of a step of so many tokens and sequences, and chunks of prompts."""
+        """The same of a step of so many tokens and sequences, and chunks of prompts, without what
+        decodes beside prompts cost (`mixed_ns`)."""
         host_ns = self._host_step_ns + sequences * self._host_sequence_ns
         if prompts:
             host_ns += prompts * self._host_prompt_ns

@@ -21,6 +21,9 @@ event of its own at once, and the last one sends its group: neither comes later.
 step are in different places of their groups, so that a step has that part of its events. What is
 told of the tokens between is when the engine had them, not when their group left.
 
+An event after a request's first may cost more for each token that the request has so far, whose
+ids are copied (`output_id_ns`): the sum over a step's events grows by one for each, step by step.
+
 A leap of many steps is taken at once, and gives what stepping gives: when the CPU is free after
 step j of a run is max over k <= j of (end of step k + events of steps k to j).
 """
@@ -74,7 +77,10 @@ class Intake:
 class OutputStream:
     """Output events of one replica on their way to clients."""
 
-    def __init__(self, model: EngineModel) -> None:
+    def __init__(self, model: EngineModel, *, copies_ids: bool = True) -> None:
+        """`copies_ids`: no, where it is not known what requests have so far (pipelines)."""
+        self._id_ns = model.output_id_ns if copies_ids else 0
+        self._interval = model.stream_interval
         self._first_event_ns = model.output_event_ns
         self._event_ns = model.output_event_ns // model.stream_interval
         self._output_ns = model.output_ns
@@ -85,16 +91,19 @@ class OutputStream:
         self.delay_ns = self.first_delay_ns = 0
         """Of the tokens of the last single step, and of the first tokens among them."""
 
-    def step(self, end_ns: int, events: int, firsts: int = 0) -> int:
+    def step(self, end_ns: int, events: int, firsts: int = 0, made: int = 0) -> int:
         """A step ended with so many tokens; how much later a client has its own.
 
         `firsts`: of them, first tokens of their requests, each of which is an event of its own, and
         whose delay is `first_delay_ns`.
+        `made`: tokens so far of the requests of the others.
         """
         start_ns = self._free_ns
         if end_ns > start_ns:
             start_ns = end_ns
         work_ns = events * self._event_ns + firsts * (self._first_event_ns - self._event_ns)
+        if self._id_ns:
+            work_ns += made * self._id_ns // self._interval
         self._free_ns = start_ns + work_ns
         wait_ns, rest_ns = start_ns - end_ns, work_ns // 2 + self._output_ns
         delay_ns = self.delay_ns = self.first_delay_ns = wait_ns + rest_ns
@@ -118,11 +127,19 @@ class OutputStream:
         self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
         self._round_ns = works[more - 1]
 
-    def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
+    def run(
+        self, start_ns: int, ends: Ends, first: int, events: int, grows: bool, made: int = 0
+    ) -> int:
         """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
 
-        `grows`: no step after the first is shorter than the one before it.
+        `grows`: no step after the first is shorter than the one before it. `made`: tokens so far of
+        the requests of the first of these steps.
         """
+        if self._id_ns:
+            for end_ns in ends[first:]:
+                delay_ns = self.step(start_ns + end_ns, events, 0, made)
+                made += events
+            return delay_ns
         more, work_ns = len(ends) - 1 - first, events * self._event_ns
         self._round_ns = work_ns
         last_ns, free_ns = start_ns + ends[-1], self._free_ns

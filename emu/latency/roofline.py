@@ -540,7 +540,10 @@ class RooflineBackend:
         if prompts:
             total += self._prefill_attention_ns(shape, self.parts[0])
         if self.engine is not None:
-            least_ns, exposed_ns = self.engine.bounds_ns(tokens, shape.sequences, len(prompts))
+            bounds = self.engine.bounds_ns(tokens, shape.sequences, len(prompts))
+            if count and prompts:
+                bounds = self.engine.mixed_ns(shape, bounds)
+            least_ns, exposed_ns = bounds
             total = (total if total > least_ns else least_ns) + exposed_ns
         return total if total > 0 else 1
 

@@ -313,17 +313,20 @@ class Books:
         assert stream is not None
         opening = progress.opening
         if ends is None or (len(ends) == 1 and opening is None):
-            delay_ns = stream.step(now_ns, progress.decode_tokens, len(progress.first_tokens))
+            events, firsts = progress.decode_tokens, len(progress.first_tokens)
+            delay_ns = stream.step(now_ns, events, firsts, progress.made_tokens)
         elif opening is None:
-            delay_ns = stream.run(start_ns, ends, 0, batch.shape.decode_count, is_monotone)
+            events, made = batch.shape.decode_count, progress.made_tokens
+            delay_ns = stream.run(start_ns, ends, 0, events, is_monotone, made)
         else:
             first = opening.first_tokens
-            delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens, len(first))
+            events, made = opening.decode_tokens, opening.made_tokens
+            delay_ns = stream.step(batch.first_end_ns, events, len(first), made)
             for request in first:
                 request.first_out_ns = request.last_out_ns = stream.first_delay_ns
             if len(ends) > 1 and batch.run_on is not None:
-                events = batch.run_on.shape.decode_count
-                delay_ns = stream.run(start_ns, ends, 1, events, is_monotone)
+                events, made = batch.run_on.shape.decode_count, progress.made_tokens
+                delay_ns = stream.run(start_ns, ends, 1, events, is_monotone, made)
         for request in progress.finished:
             request.last_out_ns = delay_ns
         for request in progress.first_tokens:

@@ -194,6 +194,9 @@ class Progress:
     """Prompt (or recomputed) tokens computed."""
     decode_tokens: int
     """Output tokens produced, first ones included."""
+    made_tokens: int
+    """Output tokens so far of those that got one which is not their first, after the first of
+    these steps (`RunningSet`; elsewhere 0)."""
     failed: list[tuple[Request, str]]
     """Requests that can never go on here, with the reason; they have left, blocks are free."""
     opening: Progress | None
@@ -207,6 +210,7 @@ class Progress:
         "first_tokens",
         "gaps_ns",
         "late_gaps_ns",
+        "made_tokens",
         "opening",
         "prefill_tokens",
         "resumed",
@@ -221,6 +225,7 @@ class Progress:
         self.late_gaps_ns = []
         self.prefill_tokens = 0
         self.decode_tokens = decode_tokens
+        self.made_tokens = 0
         self.failed = []
         self.opening = None
 

@@ -121,6 +121,7 @@ class Cohort:
         self.count = 0
         self.changes = 0  # how often a member has joined or left
         self.offset_sum = 0
+        self.prompt_sum = 0
         self.newest_admission = -1
         """No member was admitted later (an upper bound: leaving does not lower it)."""
         self._offsets: list[int] = []
@@ -154,6 +155,7 @@ class Cohort:
         self.count += 1
         self.changes += 1
         self.offset_sum += offset
+        self.prompt_sum += request.prompt_tokens
         if running.admission > self.newest_admission:
             self.newest_admission = running.admission
         insort(self._offsets, offset)
@@ -177,6 +179,7 @@ class Cohort:
         self.count -= 1
         self.changes += 1
         self.offset_sum -= offset
+        self.prompt_sum -= running.request.prompt_tokens
         del self._offsets[bisect_left(self._offsets, offset)]
         residue = (1 - offset) % self.block_size
         self._takers[residue] -= 1

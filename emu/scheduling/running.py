@@ -423,6 +423,8 @@ class RunningSet:
             if steps == 0:
                 return
         progress.decode_tokens += count * steps
+        reached = count * (completed - steps + 1) + cohort.offset_sum
+        progress.made_tokens += reached - cohort.prompt_sum
         if started_ns == self.cohort_end_ns:
             progress.cohort_size = count
             if cohort.late:
@@ -477,6 +479,7 @@ class RunningSet:
             request.first_token_ns = now_ns
             progress.first_tokens.append(request)
         else:
+            progress.made_tokens += request.generated_tokens
             gap_ns = now_ns - request.last_token_ns
             progress.gaps_ns.append(gap_ns)
             if gap_ns > request.max_gap_ns:

@@ -86,15 +86,17 @@ def test_tensorrt_llm_has_the_places_and_the_kernels_of_its_file() -> None:
     roles = recipe_of(PLACES).roles
     assert roles["decode"].scheduler["max_batch_size"] == 8, "32 places for 36 clients"
     assert roles["prefill"].scheduler["disable_overlap_scheduler"]
-    assert roles["prefill"].engine == {"version": "1.1"}, "DeepGEMM, which gathers"
+    random = {"expert_popularity": "lognormal:2"}
+    assert roles["prefill"].engine == {"version": "1.1"} | random, "DeepGEMM, which gathers"
     assert roles["decode"].engine == {}, "one rank of attention"
 
 
 def test_experts_split_over_all_ranks_and_older_engines_exchange_nothing() -> None:
     split = point("tensorrt-llm", "B200-SXM-180GB", "fp8", 128, (1, 1, 8), (4, 8, 1), (8192, 1024))
-    assert recipe_of(split).roles["prefill"].engine == {}
+    assert recipe_of(split).roles["prefill"].engine == {"expert_popularity": "lognormal:1.5"}
     old = point("tensorrt-llm", "GB300", "fp8", 36, (1, 1, 4), (4, 8, 1), (1024, 8192), "2025-12")
-    assert recipe_of(old).roles["prefill"].engine == {"version": "1.1"}
+    engine = recipe_of(old).roles["prefill"].engine
+    assert engine == {"version": "1.1", "expert_popularity": "lognormal:2"}
 
 
 def test_other_clients_have_the_file_for_the_nearest_load_of_each_kind() -> None:
@@ -156,6 +158,15 @@ def test_ranks_that_no_file_has_are_those_of_the_files() -> None:
 
 def test_kernels_that_gather_tokens_exchange_none() -> None:
     wide = point("tensorrt-llm", "GB200", "fp8", 2048, (1, 1, 8), (1, 1, 32), (1024, 8192))
-    assert recipe_of(wide).roles["prefill"].engine == {"version": "1.1"}
+    random = {"expert_popularity": "lognormal:2"}
+    assert recipe_of(wide).roles["prefill"].engine == {"version": "1.1"} | random
     narrow = point("tensorrt-llm", "GB200", "fp4", 2048, (1, 1, 4), (1, 1, 32), (1024, 8192))
-    assert recipe_of(narrow).roles["prefill"].engine == {"all2all": "mnnvl"}
+    assert recipe_of(narrow).roles["prefill"].engine == {"all2all": "mnnvl"} | random
+
+
+def test_prompts_of_random_ids_favor_experts_without_a_file_too() -> None:
+    none = point("tensorrt-llm", "GB200", "fp4", 256, (4, 1, 4), (1, 1, 48))
+    assert not launches_of(none)
+    assert recipe_of(none).roles["prefill"].engine == {"expert_popularity": "lognormal:2"}
+    alone = point("tensorrt-llm", "GB200", "fp4", 6, (1, 4, 1), (3, 8, 1), (8192, 1024), "2025-12")
+    assert recipe_of(alone).roles["prefill"].engine == {}, "one rank of attention"

@@ -147,9 +147,10 @@ def test_a_server_that_was_often_cold_is_doubted_in_all_its_rows(tmp_path: Path)
 
 def test_a_run_of_many_clients_is_cut_and_its_ends_count_as_in_a_whole_one(tmp_path: Path) -> None:
     points, _ = read_points(table(tmp_path, *({"load_value": n} for n in ("400", "800", "8000"))))
-    assert [Job(point).rounds for point in points] == [10, 5, 3]
+    assert [Job(point).rounds for point in points] == [10, 5, 4]
     assert Job(points[0], is_trial=True).rounds == 3
     assert mean_of_rounds([10, 10, 2, 4, 8, 8], 2) == (10 + 8 * 3 + 8) / 10
+    assert mean_of_rounds([40, 12, 2, 8], 1) == (40 + 12 + 2 * 7 + 8) / 10, "the convoy is over"
     assert mean_of_rounds([1, 2, 6], 0) == 3, "no clients: a plain mean"
     assert mean_of_rounds([20, *[1] * 9], 1) == 2.9, "a whole run"
 

@@ -215,6 +215,43 @@ def test_events_of_a_leap_are_those_of_its_steps(grows: bool) -> None:
                 assert leaps.first_delay_ns == single.first_delay_ns
 
 
+@pytest.mark.parametrize("interval", [1, 20])
+def test_copied_ids_of_a_leap_are_those_of_its_steps(interval: int) -> None:
+    rng = np.random.default_rng(2)
+    copying = msgspec.structs.replace(ENGINE, output_id_ns=18, stream_interval=interval)
+    leaps, single = OutputStream(copying), OutputStream(copying)
+    start_ns, made, events = 0, 700, 300
+    for _ in range(20):
+        ends = np.cumsum(rng.integers(1_000_000, 30_000_000, 30))
+        delay = leaps.run(start_ns, packed(ends), 0, events, False, made)
+        for end in ends.tolist():
+            last = single.step(start_ns + end, events, 0, made)
+            made += events
+        assert delay == last
+        start_ns += int(ends[-1])
+
+
+def test_an_event_costs_more_for_each_token_that_its_request_has() -> None:
+    copying = msgspec.structs.replace(ENGINE, output_id_ns=18)
+    plain_ns = OutputStream(ENGINE).step(0, 4, 1)
+    assert OutputStream(copying).step(0, 4, 1, 3_000) == plain_ns + 3_000 * 18 // 2
+    assert OutputStream(copying, copies_ids=False).step(0, 4, 1, 3_000) == plain_ns
+
+
+def test_decodes_beside_prompts_cost_the_host_their_ids_and_a_search() -> None:
+    mixing = msgspec.structs.replace(ENGINE, host_mixed_id_ns=6, host_mixed_pair_ns=17)
+    mixed = BatchShape([500], [0], 3, 900, 400, 200, 4)
+    more_ns = 903 * 6 + 3 * 17
+    for overlapped, at in ((True, 0), (False, 1)):
+        plain = steps(overlapped=overlapped).host_bounds_ns(mixed)
+        found = steps(engine=mixing, overlapped=overlapped).host_bounds_ns(mixed)
+        assert found[at] == plain[at] + more_ns
+        assert found[1 - at] == plain[1 - at]
+        alone = decodes(3, 300)
+        same = steps(overlapped=overlapped).host_bounds_ns(alone)
+        assert steps(engine=mixing, overlapped=overlapped).host_bounds_ns(alone) == same
+
+
 def test_tokens_that_leave_in_groups_saturate_the_stream_later() -> None:
     grouped = msgspec.structs.replace(ENGINE, stream_interval=20)
     events = 2 * 10_000_000 // ENGINE.output_event_ns

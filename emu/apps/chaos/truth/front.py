@@ -4,7 +4,8 @@ Restates docs/lab/roofline.md ("front end"): one API server a replica, in turn; 
 in order of arrival, its CPU for the intake, then the tokenizer's wait and the encoding, in which no
 request overtakes another. The output events of a step are handled one after another on one CPU;
 those of the next step wait until they are done, and a token stands in the middle of its step's.
-With `stream_interval` a step has that part of its events, but for first tokens.
+With `stream_interval` a step has that part of its events, but for first tokens. An event that is
+not a first token may cost more for each token that its request has.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ class Front:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._free_ns: dict[int, int] = defaultdict(int)
+        """When the CPU of each replica's output is free."""
         self._round_ns: dict[int, int] = defaultdict(int)
         """Events of the last step with decodes, by replica."""
-        """When the CPU of each replica's output is free."""
         self._late_ns: dict[int, tuple[int, int]] = {}
         """By row, how late its first token and its last one are with its client."""
+        self._made: dict[int, int] = defaultdict(int)
+        """Tokens of each row."""
         self._odd: set[int] = set()
         """Replicas and rows whose steps are not followed."""
         self._queued: dict[int, int] = {}
@@ -45,7 +48,9 @@ class Front:
         is_odd = is_split or tape.config.autoscale is not None or tape.config.migration.rebalance
         fronts = [seat.front for seat in tape.seats if seat.front is not None]
         # A row that starts anew has a first token again, or none: it is not told.
-        is_odd |= bool(tape.by_event["lost"]) and any(one.group_tokens > 1 for one in fronts)
+        is_odd |= bool(tape.by_event["lost"]) and any(
+            one.group_tokens > 1 or one.id_ns for one in fronts
+        )
         if not is_odd and len(fronts) == len(tape.seats):
             tape.replay({"tokens": self._tokens, "ended": self._ended, "lost": self._lose})
 
@@ -79,6 +84,10 @@ class Front:
         end_ns, firsts = record["at_ns"], len(set(rows) - self._late_ns.keys())
         group_ns = front.event_ns // front.group_tokens
         work_ns = firsts * front.event_ns + (len(rows) - firsts) * group_ns
+        for row in rows:
+            self._made[row] += 1
+        copied = sum(self._made[row] for row in rows if self._made[row] > 1)
+        work_ns += copied * front.id_ns // front.group_tokens
         start_ns = max(self._free_ns[replica], end_ns)
         self._free_ns[replica] = start_ns + work_ns
         rest_ns = work_ns // 2 + front.output_ns

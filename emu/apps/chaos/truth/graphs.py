@@ -113,6 +113,9 @@ class Graphs:
         if context.expert_parallel > context.tensor_parallel:
             host_ns += engine.host_group_ns
         host_ns += len(step.prompts) * engine.host_prompt_ns
+        if step.prompts and step.decodes:
+            host_ns += step.seen * engine.host_mixed_id_ns
+            host_ns += step.decodes * (step.decodes - 1) // 2 * engine.host_mixed_pair_ns
         waits_ns = 0
         if self._sampling.penalties:
             waits_ns = engine.penalty_ns + step.sequences * engine.penalty_sequence_ns

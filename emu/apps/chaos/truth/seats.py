@@ -22,10 +22,12 @@ class FrontEnd(msgspec.Struct, frozen=True):
     """Encoding a token of a prompt."""
     event_ns: int
     """An output event: a token, or a group of tokens."""
+    id_ns: int
+    """More for each token that the request of an event has, after its first."""
     group_tokens: int
+    """Tokens of a request in an event, after its first."""
     rounds: int
     """Over all connections, that a first token waits for at most; 0 = no limit."""
-    """Tokens of a request in an event, after its first."""
     output_ns: int
     """From the end of a step to the client, besides."""
 
@@ -218,6 +220,7 @@ def _front(replica: ReplicaPlan) -> FrontEnd | None:
         wait_ns=engine.batch_wait_ns,
         token_ns=engine.prompt_token_ns,
         event_ns=engine.output_event_ns,
+        id_ns=engine.output_id_ns if replica.pipeline_parallel == 1 else 0,
         group_tokens=replica.bound.model.stream_interval if replica.bound else 1,
         rounds=engine.first_token_rounds,
         output_ns=engine.output_ns,

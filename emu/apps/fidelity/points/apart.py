@@ -39,6 +39,18 @@ _GATHERING: Final = "DEEPGEMM"
 """Kernels whose tokens are gathered, never exchanged."""
 _DEEPGEMM_VERSION: Final = "1.1"
 """Whose servers run them when nothing is said."""
+_RANDOM_EXPERTS: Final = "lognormal:2"
+"""How unevenly prompts of random ids choose experts: twice the sigma of text. Fitted to what full
+prefill servers of TensorRT-LLM get through, their ranks of attention whole experts each (requests a
+second of a server; emu before, with this): DeepSeek-R1 with 1,024 tokens on 8 H200 36.5 (46,
+42), 4 B200 in fp4 88 (113, 100), 4 GB200 in fp4 101 (123, 110), 8 GB200 in fp8 74 (111, 70). What
+SGLang's rows lack is in its `_HANDOFF_NS`, which was fitted to experts that are chosen as by text.
+"""
+_SPLIT_EXPERTS: Final = "lognormal:1.5"
+"""Where each expert is split over the ranks of attention, which no key says. DeepSeek-R1 in fp8 on
+8 B200: 76 us of a GPU for a prompt's token, as emu has for a server of 8 ranks without attention
+data parallelism (73), not to a row; that some unevenness stands in was chosen with the rows in
+view."""
 _ALWAYS_SINCE: Final = "2026"
 """TensorRT-LLM 1.2 exchanges whatever the number of ranks, on all hosts whose NVLinks are up; 1.1
 if there are more ranks than experts of a token, on ARM hosts. Not on Hopper, as rows of H200 show
@@ -223,11 +235,12 @@ def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
         "max_num_tokens": max(side.step, _requests(servers, side, point), _STEP_TOKENS),
         "free_gpu_memory_fraction": side.fraction,
     }
+    engine: Keys = {}
     if servers.role == "prefill":
         keys["disable_overlap_scheduler"] = True
+        engine |= random_experts(servers, point, is_split=side.dp > side.ep)
     else:
         keys["cuda_graph_max_batch_size"] = side.captured
-    engine: Keys = {}
     if side.dp > 1 and _exchanges(side, point):
         engine["all2all"] = "mnnvl"
         if side.copies:
@@ -235,6 +248,15 @@ def _tensorrt_llm(servers: Servers, side: Side, point: Point) -> RoleKeys:
     if side.experts == _GATHERING and point.precision == "fp8":
         engine["version"] = _DEEPGEMM_VERSION
     return RoleKeys(keys, engine, {})
+
+
+def random_experts(servers: Servers, point: Point, *, is_split: bool = False) -> Keys:
+    """What prompts of random ids do to ranks of attention; `is_split`: each has a part of each
+    expert."""
+    is_spread = servers.data_parallel > 1 and servers.expert_parallel > servers.tensor_parallel
+    if not point.is_random_text or not is_spread:
+        return {}
+    return {"expert_popularity": _SPLIT_EXPERTS if is_split else _RANDOM_EXPERTS}
 
 
 def _requests(servers: Servers, side: Side, point: Point) -> int:

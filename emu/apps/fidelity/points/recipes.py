@@ -18,6 +18,7 @@ from emu.apps.fidelity.points.apart import (
     RoleKeys,
     as_launched,
     launches_of,
+    random_experts,
     role_keys,
 )
 from emu.apps.fidelity.points.configurator import Keys, configured_keys, is_configured
@@ -166,8 +167,10 @@ def _untold(point: Point, drafts: int) -> Recipe:
         if drafts:
             keys["max_batch_size"] = point.clients
         is_served = point.is_random_text and point.load == "clients"
+        prefill = RoleKeys({}, random_experts(point.servers[0], point), {})
         return Recipe(
             scheduler=keys,
+            roles={"prefill": prefill} if len(point.servers) == 2 else {},
             narrow_kv=is_blackwell or is_narrow,
             stream_interval=20 if is_served else 1,
         )

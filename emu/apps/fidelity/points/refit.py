@@ -39,7 +39,7 @@ SIGMAS: Final = {"ttft_ms": 0.15, "tpot_ms": 0.05}
 """Relative error of a measured figure: what equal points differ by, and emu's formulas beside the
 constants."""
 SHARED: Final = {"ttft_ms": 0.1, "tpot_ms": 0.05}
-"""The same of all points of a model on a GPU together: kernels, and settings that are not stated."""
+"""The same of all points of a model on a GPU together: kernels, and what is not stated."""
 _STEP: Final = 0.25
 """Of a constant, for its finite difference."""
 _TOKENS_MAX: Final = 100_000
@@ -121,6 +121,9 @@ CONSTANTS: Final[Mapping[str, tuple[Constant, ...]]] = {
         *_CALLS,
         Constant("eager_generated_latent_ns", _LAYER_NS, 2 * _MS, _is_generated),
         Constant("eager_state_ns", _LAYER_NS, 4 * _MS, _has_states),
+        # vLLM's, whose events and lists are others.
+        Constant("output_event_ns", 0.054 * _MS, 0.03 * _MS, _always),
+        Constant("host_sequence_ns", 0.008 * _MS, 0.04 * _MS, _always),
         Constant("beside_prompts", 1.0, 3.0, _is_hopper),
         Constant("host_handoff_ns", 0.0, 20 * _MS, _is_apart),
         Constant(HANDOVER, 0.0, 100_000.0, _is_apart),
