@@ -25,6 +25,7 @@ from emu.apps.fidelity.points.doubt import (
     doubted,
 )
 from emu.apps.fidelity.points.recipes import recipe_of
+from emu.apps.fidelity.points.refit import relative
 from emu.apps.fidelity.points.table import read_points, sampled, tables_below
 from emu.cli import main
 from emu.config.load import config_from_text
@@ -484,6 +485,7 @@ def test_a_gpu_that_is_left_out_has_the_kernels_of_its_relative(tmp_path: Path) 
         ("H100-SXM5-80GB", "H200-SXM-141GB", 1),
         ("H200-SXM-141GB", "H100-SXM5-80GB", 1),
     }
+    assert relative("L40S", "vllm") == ""
     shipped = board_of(tmp_path)
     for mine, own in zip(board.compared, shipped.compared, strict=True):
         assert mine.emulated.tpot_ms != own.emulated.tpot_ms

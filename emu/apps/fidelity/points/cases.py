@@ -110,8 +110,9 @@ class Job(msgspec.Struct, frozen=True):
     """No more rounds than are needed to tell one server from another."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Constants that were fitted without the point (`refit.py`); else those of emu."""
-    like: str = ""
-    """A GPU whose measured kernels stand in for those of the point's own; empty = its own."""
+    like: str | None = None
+    """A GPU whose measured kernels stand in for those of the point's own; empty = the median of all
+    that were measured, None = its own."""
 
     @property
     def rounds(self) -> int:
@@ -272,16 +273,16 @@ def _model(point: Point, configs: Path | None, recipe: Recipe) -> Iterable[str]:
         yield 'kv_cache_dtype = "fp8"'
 
 
-def _gpu(name: str, like: str) -> str:
+def _gpu(name: str, like: str | None) -> str:
     """A GPU of the catalogue, or its figures with the kernels of another."""
-    if not like:
+    if like is None:
         return f'"{name}"'
     spec = msgspec.structs.asdict(lookup_gpu(name))
     figures = {key: spec[key] for key in _FIGURES}
-    return _inline({"like": like, "name": f"{name} with kernels of {like}", **figures})
+    return _inline({"like": like, "name": f"{name} with other kernels", **figures})
 
 
-def _machines(point: Point, recipe: Recipe, like: str) -> Iterable[str]:
+def _machines(point: Point, recipe: Recipe, like: str | None) -> Iterable[str]:
     per_node = next((n for name, n in _NODE_GPUS.items() if point.gpu.startswith(name)), 8)
     each = min(per_node, point.gpus)
     yield "[[nodes]]"

@@ -45,6 +45,7 @@ _STEP: Final = 0.25
 _TOKENS_MAX: Final = 100_000
 """Clients times output tokens up to which a point is fitted to."""
 _ALONE: Final = "prefill and decode apart were measured with no other model"
+_MEDIAN: Final = "the median of all"
 _RELATIVES: Final = (
     ("H100-SXM5-80GB", "H200-SXM-141GB"),
     ("B200-SXM-180GB", "B300-SXM-288GB"),
@@ -142,7 +143,7 @@ class Refit(msgspec.Struct, frozen=True):
     """Points that they were fitted to."""
     constants: dict[str, float]
     kernels: str = ""
-    """The GPU whose kernels stand in for those of the one that is left out."""
+    """The GPU whose kernels stand in for those of the one that is left out; empty: none is."""
 
 
 Run = Callable[[Sequence[Job]], Iterable[Emulated]]
@@ -159,29 +160,35 @@ def without(
     slopes = _slopes(usable, run)
     parts: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in usable:
-        parts[job.point.engine, part_of(job, by)].append(job)
+        parts[job.point.engine, _part_of(job, by)].append(job)
     again: list[Job] = []
     alone: list[Job] = []
     refits = []
     for (engine, part), left in sorted(parts.items()):
-        others = [j for j in usable if j.point.engine == engine and part_of(j, by) != part]
+        others = [
+            job
+            for key, jobs in parts.items()
+            if key[0] == engine and key[1] != part
+            for job in jobs
+        ]
         refit = _solved(engine, part, others, found, slopes)
+        like = None
         if by == "gpu":
-            refit = msgspec.structs.replace(refit, kernels=relative(left[0].point.gpu, engine))
+            like = relative(part, engine)
+            refit = msgspec.structs.replace(refit, kernels=like or _MEDIAN)
         refits.append(refit)
         is_known = any(len(job.point.servers) > 1 for job in others)
         for job in left:
             if by == "model" and len(job.point.servers) > 1 and not is_known:
                 alone.append(job)
                 continue
-            changed = {"constants": refit.constants, "like": refit.kernels}
-            again.append(msgspec.structs.replace(job, **changed))
+            again.append(msgspec.structs.replace(job, constants=refit.constants, like=like))
     emulated = {one.point_id: one for one in run(again)}
     emulated |= {j.point.point_id: Emulated(j.point.point_id, refused=_ALONE) for j in alone}
     return emulated, refits
 
 
-def part_of(job: Job, by: str) -> str:
+def _part_of(job: Job, by: str) -> str:
     """What is left out with a point: its GPU, or all models of its shape."""
     if by == "gpu":
         return job.point.gpu
@@ -219,12 +226,12 @@ def _slopes(jobs: Sequence[Job], run: Run) -> Slopes:
         and job.point.clients * job.point.output_tokens <= _TOKENS_MAX
     ]
     here = {one.point_id: one for one in run(fitted)}
+    models = [model_of(job.point, job.configs) for job in fitted]
     found: Slopes = {job.point.point_id: {} for job in fitted}
     for constant in sorted({one for every in CONSTANTS.values() for one in every}, key=_name):
         moved, steps = [], {}
-        for job in fitted:
+        for job, model in zip(fitted, models, strict=True):
             engine = job.point.engine
-            model = model_of(job.point, job.configs)
             if constant in CONSTANTS[engine] and constant.shows(job, model):
                 value = shipped(engine)[constant.name]
                 steps[job.point.point_id] = step = _STEP * value
