@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -411,33 +411,33 @@ def _replicas_of(
         )
 
 
+_NARROW_UNITS: Final = {"tflops_fp8": 8, "tflops_fp4": 4}
+"""Peaks of units that only some kernels use -> their bits."""
+
+
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
     if isinstance(node.gpu, str):
         return lookup_gpu(node.gpu, source, f"nodes.{index}.gpu")
     table: GpuTable = node.gpu
-    given = GpuSpec(
-        name=table.name,
-        memory_gib=table.memory_gib,
-        memory_gbytes_per_s=table.memory_gbytes_per_s,
-        tflops_fp16=table.tflops_fp16,
-        tflops_fp8=table.tflops_fp8,
-        tflops_fp4=table.tflops_fp4,
-        sm_count=table.sm_count,
-        nvlink_gbps=table.nvlink_gbps,
-        pcie_gbps=table.pcie_gbps,
+    key = f"nodes.{index}.gpu"
+    other = lookup_gpu(table.like, source, f"{key}.like") if table.like else None
+    given = msgspec.structs.asdict(table)
+    figures = {name: value for name, value in given.items() if value is not None}
+    del figures["like"]
+    if other is None:
+        return GpuSpec(**figures, source="given in the configuration")
+    known = msgspec.structs.asdict(other)
+    for name, bits in _NARROW_UNITS.items():
+        if figures.get(name) and not known[name]:
+            problem = f"{other.name}, which it is like, has no kernels of {bits} bits"
+            raise InputError(source, None, f"{key}.{name}", problem)
+    return msgspec.structs.replace(
+        other,
+        **figures,
+        driver_gib=other.driver_gib / other.memory_gib * table.memory_gib,
         source="given in the configuration",
+        like=other.name,
     )
-    return given if not table.like else _alike(given, table.like, source, index)
-
-
-def _alike(given: GpuSpec, like: str, source: str, index: int) -> GpuSpec:
-    """A GPU with the kernels of another one, and its figures where none is given."""
-    other = lookup_gpu(like, source, f"nodes.{index}.gpu.like")
-    figures = msgspec.structs.asdict(given)
-    taken = {key: value for key, value in msgspec.structs.asdict(other).items() if not figures[key]}
-    # What a driver holds back grows with the memory.
-    taken["driver_gib"] = other.driver_gib / other.memory_gib * given.memory_gib
-    return msgspec.structs.replace(given, **{**taken, "like": other.name})
 
 
 def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:

@@ -242,22 +242,39 @@ class GpuTable(Table, kw_only=True, frozen=True):
         str,
         doc(
             "A GPU of the catalogue whose measured kernels and host it has, and its other figures "
-            "where a key is 0; empty = the median of all measured kernels."
+            "where none is given (a driver holds back the same part of the memory); empty = the "
+            "median of all measured kernels."
         ),
     ] = ""
     name: Annotated[str, doc("Name shown in reports.")] = "custom"
     memory_gib: Annotated[Positive, doc("Memory of one GPU.")]
     memory_gbytes_per_s: Annotated[Positive, doc("Memory bandwidth, 1e9 bytes/s.")]
     tflops_fp16: Annotated[Positive, doc("Dense half-precision peak, 1e12 FLOP/s.")]
-    tflops_fp8: Annotated[NonNegative, doc("Dense 8-bit peak; 0 = as half precision.")] = 0.0
-    tflops_fp4: Annotated[NonNegative, doc("Dense 4-bit peak; 0 = it has no such units.")] = 0.0
+    tflops_fp8: Annotated[
+        NonNegative | None,
+        doc("Dense 8-bit peak; 0 = as half precision. Without it that of `like`, else 0."),
+    ] = None
+    tflops_fp4: Annotated[
+        NonNegative | None,
+        doc("Dense 4-bit peak; 0 = no such units. Without it that of `like`, else 0."),
+    ] = None
     sm_count: Annotated[
-        Count0, doc("Multiprocessors, which tiles of a product are dealt to; 0 = not known.")
-    ] = 0
+        Count0 | None,
+        doc(
+            "Multiprocessors, which tiles of a product are dealt to; 0 = not known. Without it "
+            "those of `like`, else 0."
+        ),
+    ] = None
     nvlink_gbps: Annotated[
-        NonNegative, doc("GPU-to-GPU link per direction, 1e9 bit/s; 0 = none.")
-    ] = 0.0
-    pcie_gbps: Annotated[Positive, doc("Host link per direction, 1e9 bit/s.")] = 256.0
+        NonNegative | None,
+        doc(
+            "GPU-to-GPU link per direction, 1e9 bit/s; 0 = none. Without it that of `like`, else 0."
+        ),
+    ] = None
+    pcie_gbps: Annotated[
+        Positive | None,
+        doc("Host link per direction, 1e9 bit/s. Without it that of `like`, else 256."),
+    ] = None
 
 
 class NodeTable(Table, kw_only=True, frozen=True):

@@ -21,7 +21,7 @@ from emu.config.tomlfile import read_toml
 from emu.documents import Document
 from emu.engines.bundle import BoundEngine, Engine, Server
 from emu.errors import InputError
-from emu.latency.engine import EngineModel, with_step_overhead
+from emu.latency.engine import EngineModel, bounds_of, with_step_overhead
 from emu.process.prepared import prepared
 from emu.units import NS_PER_US
 
@@ -53,6 +53,15 @@ BUNDLES: Final = _Bundles()
 """By label (`vllm-0.15`)."""
 _OF_OWN_CLASSES: Final = "vllm"
 """Whose defaults a scheduler without an engine has."""
+_OWN_CONSTANTS: Final = {
+    "beside_prompts": ("sglang",),
+    "eager_generated_latent_ns": ("sglang",),
+    "grace_calls": ("sglang", "tensorrt-llm"),
+    "output_id_ns": ("sglang",),
+    "host_mixed_id_ns": ("sglang",),
+    "host_mixed_pair_ns": ("sglang",),
+}
+"""Constants that only some engines read."""
 LEARNED_TABLES: Final = ("learned", "posterior")
 """Tables of an engine's file that say where its values come from, and how well they are known."""
 
@@ -188,9 +197,26 @@ def model_from_file(path: Path, base: str = "") -> EngineModel:
     before = BUNDLES[base_of(path) or base or engine_named("vllm").label].model
     try:
         values = {**msgspec.to_builtins(before), "name": path.stem, **table}
-        return msgspec.convert(values, prepared(EngineModel))
+        model = msgspec.convert(values, prepared(EngineModel))
     except msgspec.ValidationError as error:
         raise InputError(str(path), None, "", str(error)) from None
+    label = base_of(path) or base or engine_named("vllm").label
+    for key in table:
+        _check(path, key, msgspec.structs.asdict(model)[key], engine_words(label)[0])
+    return model
+
+
+def _check(path: Path, key: str, value: object, engine: str) -> None:
+    """Raises InputError for a constant beyond its bounds, or that an engine does not know."""
+    owners = _OWN_CONSTANTS.get(key, (engine,))
+    if engine not in owners:
+        problem = f"a constant of {' and '.join(owners)}, not of {engine}"
+        raise InputError(str(path), None, key, problem)
+    if isinstance(value, bool | str) or not isinstance(value, int | float):
+        return
+    least, most = bounds_of(key)
+    if not least <= value <= most:  # nan is nowhere
+        raise InputError(str(path), None, key, f"expected {least:g} to {most:g}, got {value:g}")
 
 
 def engine_text(model: EngineModel, base: str) -> str:

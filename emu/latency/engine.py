@@ -202,6 +202,30 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return min(most, self.prompt_graph_tokens_max)
 
 
+_BOUNDS: Final = {
+    "weights_time": (0.2, 5.0),
+    "context_time": (0.0, 10.0),
+    "prompt_time": (0.05, 20.0),
+    "added_step_ns": (-20e6, 200e6),
+    "added_sequence_ns": (-1e6, 5e6),
+    "added_prompt_ns": (-20e6, 200e6),
+    "straggler_part": (0.0, 1.0),
+    "jitter_step": (0.0, 1.0),
+    "intake_ns": (0.0, 500e6),
+    "output_event_ns": (0.0, 10e6),
+    "grace_calls": (0.01, 100.0),
+    "beside_prompts": (0.01, 100.0),
+}
+"""Constants whose bounds are others than 0 and what is beyond any server."""
+_MOST_NS: Final = 1e12
+_MOST: Final = float(1 << 50)
+
+
+def bounds_of(constant: str) -> tuple[float, float]:
+    """The least and the largest value that a file may give a constant."""
+    return _BOUNDS.get(constant, (0.0, _MOST_NS if constant.endswith("_ns") else _MOST))
+
+
 def padded_prompts(tokens: int, limit: int) -> int:
     """The captured size at which a batch of prompts runs on SGLang; itself above `limit`.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from emu.config.tomlfile import read_toml
 from emu.errors import InputError
-from emu.latency.engine import EngineModel
+from emu.latency.engine import EngineModel, bounds_of
 from emu.process.annotated import Annotated
 from emu.process.prepared import prepared
 
@@ -48,14 +48,14 @@ class Parameter(msgspec.Struct, frozen=True):
 
 _MS: Final = 1e6
 PARAMETERS: Final = (
-    Parameter("weights_time", 0.04, 0.1, 0.2, 5.0, is_whole=False),
-    Parameter("context_time", 0.15, 0.3, 0.0, 10.0, is_whole=False),
-    Parameter("prompt_time", 0.3, 0.3, 0.05, 20.0, is_whole=False),
-    Parameter("added_step_ns", 0.2 * _MS, 0.5 * _MS, -20 * _MS, 200 * _MS),
-    Parameter("added_sequence_ns", 0.005 * _MS, 0.015 * _MS, -1 * _MS, 5 * _MS),
-    Parameter("added_prompt_ns", 1 * _MS, 2 * _MS, -20 * _MS, 200 * _MS),
-    Parameter("intake_ns", 1 * _MS, 2 * _MS, 0.0, 500 * _MS),
-    Parameter("output_event_ns", 0.03 * _MS, 0.06 * _MS, 0.0, 10 * _MS),
+    Parameter("weights_time", 0.04, 0.1, *bounds_of("weights_time"), is_whole=False),
+    Parameter("context_time", 0.15, 0.3, *bounds_of("context_time"), is_whole=False),
+    Parameter("prompt_time", 0.3, 0.3, *bounds_of("prompt_time"), is_whole=False),
+    Parameter("added_step_ns", 0.2 * _MS, 0.5 * _MS, *bounds_of("added_step_ns")),
+    Parameter("added_sequence_ns", 0.005 * _MS, 0.015 * _MS, *bounds_of("added_sequence_ns")),
+    Parameter("added_prompt_ns", 1 * _MS, 2 * _MS, *bounds_of("added_prompt_ns")),
+    Parameter("intake_ns", 1 * _MS, 2 * _MS, *bounds_of("intake_ns")),
+    Parameter("output_event_ns", 0.03 * _MS, 0.06 * _MS, *bounds_of("output_event_ns")),
 )
 """Kernel efficiency by class, host time by step, sequence and prompt, front end."""
 NAMES: Final = tuple(parameter.name for parameter in PARAMETERS)

@@ -29,6 +29,7 @@ from emu.kv.engine_memory import EngineMemory, MemoryRule
 from emu.latency.coefficients import is_measured, kernels_of
 from emu.latency.context import KernelPaths, PlainKernels
 from emu.latency.engine import EngineModel
+from emu.latency.posterior import PARAMETERS
 from emu.runs.run_json import with_limits
 
 ENGINE = BUNDLES["vllm-0.15"].model
@@ -258,10 +259,48 @@ def test_a_gpu_like_another_has_its_kernels_host_and_other_figures() -> None:
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         assert kernels_of(mine, engine).surfaces == kernels_of(other, engine).surfaces
         assert is_measured(other, engine) and not is_measured(mine, engine)
+    bare = gpu_of(like="GB300", nvlink_gbps=0, tflops_fp8=0, tflops_fp4=0, sm_count=0)
+    assert (bare.nvlink_gbps, bare.tflops_fp8, bare.tflops_fp4, bare.sm_count) == (0, 0, 0, 0)
+    assert (mine.nvlink_gbps, mine.pcie_gbps) == (other.nvlink_gbps, other.pcie_gbps)
+    with pytest.raises(InputError, match=r"tflops_fp4: H100-SXM5-80GB, .* no kernels of 4 bits"):
+        gpu_of(like="H100", tflops_fp4=800)
     alone = gpu_of(name="GB300")
+    assert (alone.nvlink_gbps, alone.pcie_gbps, alone.tflops_fp4) == (0, 256, 0)
     assert not kernels_of(alone, "vllm").surfaces.startswith("H"), "nothing of another architecture"
     with pytest.raises(InputError, match=r"nodes\.0\.gpu\.like: .*did you mean"):
         gpu_of(like="GB30")
+
+
+@pytest.mark.parametrize(
+    ("engine", "line", "problem"),
+    [
+        ("vllm", "output_event_ns = -54000", "output_event_ns: expected 0 to 1e"),
+        ("vllm", "weights_time = nan", "weights_time: expected 0.2 to 5"),
+        ("sglang", "beside_prompts = inf", "beside_prompts: expected 0.01 to 100"),
+        ("sglang", "output_id_ns = -20000000", "output_id_ns: expected 0"),
+        ("vllm", "beside_prompts = 2.0", "a constant of sglang, not of vllm"),
+        ("vllm", "grace_calls = 2.0", "a constant of sglang and tensorrt-llm, not of vllm"),
+        ("tensorrt-llm", "output_id_ns = 1", "a constant of sglang, not of tensorrt-llm"),
+    ],
+)
+def test_a_learned_constant_is_one_of_the_engine_within_its_bounds(
+    engine: str, line: str, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "{engine_named(engine).label}"\n{line}\n', encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        model_from_file(path)
+    assert problem in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_may_be_learned_may_be_read(tmp_path: Path) -> None:
+    for number, parameter in enumerate(PARAMETERS):
+        for value in (parameter.least, parameter.most):
+            path = tmp_path / f"{number}{value}.toml"
+            told = round(value) if parameter.is_whole else value
+            path.write_text(f"{parameter.name} = {told}\n", encoding="utf-8")
+            assert msgspec.structs.asdict(model_from_file(path))[parameter.name] == told
 
 
 @pytest.mark.parametrize("engine", ["sglang-0.5.6", "tensorrt-llm-1.0"])

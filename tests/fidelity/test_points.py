@@ -492,6 +492,34 @@ def test_a_gpu_that_is_left_out_has_the_kernels_of_its_relative(tmp_path: Path) 
         assert mine.emulated.tpot_ms == pytest.approx(own.emulated.tpot_ms, rel=0.2)
 
 
+def test_several_processes_say_the_same(tmp_path: Path) -> None:
+    table(tmp_path, {}, {"id": "b", "gpu": "H200-SXM"})
+    one, two = (point_board(FidelityOptions(directory=tmp_path, jobs=jobs)) for jobs in (1, 2))
+    assert repr(one.compared) == repr(two.compared)
+
+
+def test_rows_that_are_all_refused_are_an_input_error(tmp_path: Path) -> None:
+    table(tmp_path, {"model": "nobody/knows-it"})
+    with pytest.raises(InputError, match="no point can be emulated"):
+        board_of(tmp_path)
+
+
+@pytest.mark.parametrize(("rate", "is_left"), [("13", False), ("1000", True), ("0.01", True)])
+def test_lengths_are_those_that_rates_say_if_they_can_be(
+    rate: str, is_left: bool, tmp_path: Path
+) -> None:
+    columns = ["requests_per_s", "total_tokens_per_s", "output_tokens_per_s_per_gpu"]
+    row = ROW | {"source": "InferenceX together_runner branch", "isl": "1024", "osl": "1024"}
+    path = tmp_path / "rates.csv"
+    cells = [row.get(column, "") for column in COLUMNS] + [rate, "8780", "1000"]
+    path.write_text(f"{HEADER},{','.join(columns)}\n{','.join(cells)}\n", encoding="utf-8")
+    points, unread = read_points(path)
+    if is_left:
+        assert "do not go together" in unread[0].reason
+    else:
+        assert (points[0].prompt_tokens, points[0].output_tokens) == (1042, 307)
+
+
 def test_constants_are_fitted_to_the_points_of_other_models(tmp_path: Path) -> None:
     """The first model's first tokens show what a token of random text takes; the second's take
     that, and without the first they take what a token of a language takes."""

@@ -14,7 +14,7 @@ _VIDUR = tuple(
     name for name, kind in KINDS[SchedulerTable].kinds.items() if issubclass(kind, VidurTable)
 )
 _KERNELS = {"nvfp4_experts": "cutlass", "fp8_block_products": "flashinfer"}
-_LIKE = ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB", "GB300")
+_LIKE = ("B200-SXM-180GB", "GB300", "RTXPRO6000")
 _MXFP4 = "openai/gpt-oss-20b"
 """The drawn model whose experts are stored in 4 bits."""
 
@@ -34,6 +34,8 @@ def draw_later(seed: int, tables: Tables) -> None:
     for node in tables["nodes"]:
         if isinstance(node["gpu"], dict) and chance(own, 0.5):
             node["gpu"] |= {"like": pick(own, _LIKE), "tflops_fp4": pick(own, (0.0, 1200.0))}
+            if chance(own, 0.3):
+                del node["gpu"]["sm_count"]
     if latency.get("backend") == tag_of(RooflineTable):
         has_engine = tables.get("engine", {}).get("name") != NO_ENGINE
         if encodes and has_engine and {"front_end", "host_overhead"}.isdisjoint(latency):

@@ -201,6 +201,8 @@ def point_board(options: FidelityOptions) -> PointBoard:
             unread.append(Unread(job.point.point_id, reason))
         else:
             compared.append(_compared(job, emulated, peers))
+    if not compared:
+        raise InputError(str(directory), None, "", _no_point(unread, ()))
     left_out = Counter(one.reason for one in unread)
     not_drawn = len(usable) - len(drawn)
     if not_drawn:

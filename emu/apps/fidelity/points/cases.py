@@ -11,7 +11,6 @@ import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -108,7 +107,7 @@ class Job(msgspec.Struct, frozen=True):
     """Drafts of the model's own layers for each step."""
     is_trial: bool = False
     """No more rounds than are needed to tell one server from another."""
-    constants: Mapping[str, float] = MappingProxyType({})
+    constants: dict[str, float] = {}
     """Constants that were fitted without the point (`refit.py`); else those of emu."""
     like: str | None = None
     """A GPU whose measured kernels stand in for those of the point's own; empty = the median of all

@@ -34,6 +34,8 @@ _TOGETHER: Final = "InferenceX together_runner"
 _DRAWN_SOURCES: Final[Mapping[str, float]] = {"inferencex": 0.8, _TOGETHER: 0.0}
 """Sources whose clients draw random tokens, and lengths between such a share of the stated ones and
 these; others send text of fixed lengths."""
+_HALF: Final = (0.45, 0.55)
+"""Of the longest length, what the mean of lengths drawn from 1 up is."""
 _DAYS: Final[Mapping[str, str]] = {_TOGETHER: "2026-06-12"}
 """When all rows of a source were measured whose columns have no day."""
 _CHAT_SOURCES: Final = ("nvidia-aic",)
@@ -270,10 +272,17 @@ def _as_recorded(point: Point, row: Mapping[str, str]) -> Point:
     requests, tokens = _figure(row, ("requests_per_s",)), _figure(row, ("total_tokens_per_s",))
     if point.least_share or math.isnan(requests * tokens * point.output_tokens_per_s):
         return point
+    if requests <= 0:
+        raise _Left("no requests per second")
     output = point.output_tokens_per_s / requests
+    prompt = tokens / requests - output
+    least, most = _HALF
+    is_drawn = least <= prompt / point.prompt_tokens <= most
+    if not (is_drawn and 1 < output <= most * point.output_tokens):
+        raise _Left("its rates and its lengths do not go together")
     return msgspec.structs.replace(
         point,
-        prompt_tokens=round(2 * (tokens / requests - output)) - 1,
+        prompt_tokens=round(2 * prompt) - 1,
         output_tokens=round(2 * output) - 1,
     )
 
