@@ -7,7 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from emu.config.schema import GpuTable, NodeTable
+from emu.catalogue.gpu import GpuSpec
+from emu.config.schema import NodeTable
 from emu.network.flows import END, FlowTable, TransferSpec
 from emu.network.topology import build_topology
 from tests.network.rates import rate_of, start
@@ -243,7 +244,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("gbytes", "ssd_s", "pcie_s", "rdma_s", "nvlink_s"), TABLE)
 def test_load_times_of_the_reference_come_out_of_the_links(gbytes, ssd_s, pcie_s, rdma_s, nvlink_s):
-    gpu = GpuTable(name="A800", memory_gib=80, memory_gbytes_per_s=2039, tflops_fp16=312)
+    gpu = GpuSpec(name="A800", memory_gib=80, memory_gbytes_per_s=2039, tflops_fp16=312)
     node = NodeTable(
         count=2, gpu=gpu, gpus=8, nic_gbps=100, pcie_gbps=128, ssd_gbps=10, nvlink_gbps=1600
     )

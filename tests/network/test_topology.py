@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from emu.config.schema import GpuTable, NodeTable
+from emu.catalogue.gpu import GpuSpec
+from emu.config.schema import NodeTable
 from emu.errors import InputError
 from emu.network.topology import LinkKind, Topology, build_topology
 
-A100 = GpuTable(
+A100 = GpuSpec(
     name="A100", memory_gib=80, memory_gbytes_per_s=2039, tflops_fp16=312, nvlink_gbps=2400
 )
-L4 = GpuTable(name="L4", memory_gib=24, memory_gbytes_per_s=300, tflops_fp16=121, pcie_gbps=128)
+L4 = GpuSpec(name="L4", memory_gib=24, memory_gbytes_per_s=300, tflops_fp16=121, pcie_gbps=128)
 
 
 def build(*nodes: NodeTable, **options) -> Topology:

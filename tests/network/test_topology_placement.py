@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.config.schema import GpuTable, NodeTable, ReplicaTable
+from emu.catalogue.gpu import GpuSpec
+from emu.config.schema import NodeTable, ReplicaTable
 from emu.errors import InputError
 from emu.network.grids import Grid, shard_paths, shard_shares
 from emu.network.placement import place
 from emu.network.topology import build_topology
 from emu.units import cut_by
 
-A100 = GpuTable(
+A100 = GpuSpec(
     name="A100", memory_gib=80, memory_gbytes_per_s=2039, tflops_fp16=312, nvlink_gbps=2400
 )
-H100 = GpuTable(
+H100 = GpuSpec(
     name="H100", memory_gib=80, memory_gbytes_per_s=3350, tflops_fp16=989, nvlink_gbps=3600
 )
 
