@@ -547,6 +547,14 @@ def test_runs_know_no_engine_to_leave_out(tmp_path: Path) -> None:
         fidelity_command(FidelityOptions(directory=tmp_path, leave_out="engine"))
 
 
+@pytest.mark.parametrize("option", ["seeds", "rounds"])
+def test_what_only_runs_read_is_refused_for_points(option: str, tmp_path: Path) -> None:
+    path = table(tmp_path, {})
+    given: dict[str, Any] = {option: 7}
+    with pytest.raises(InputError, match=f"--{option}: is for measured runs"):
+        fidelity_command(FidelityOptions(directory=path, **given))
+
+
 def test_a_table_without_a_usable_row_is_an_input_error(tmp_path: Path) -> None:
     table(tmp_path, {"dp": "8"})
     with pytest.raises(InputError, match=r"no point can be emulated .1 rows: attention data"):

@@ -43,8 +43,11 @@ def fidelity_command(options: FidelityOptions) -> int:
         problem = "is for measured runs; this is a table of points"
         raise InputError(str(directory), None, option, problem)
     if has_points and tables_below(directory):
+        are_alone = options.leave_out == "engine" or directory.is_file() or not has_runs(directory)
+        if are_alone:
+            _refuse_of_runs(options)
         points = point_board(options)
-        if options.leave_out == "engine" or directory.is_file() or not has_runs(directory):
+        if are_alone:
             return tell(_told_points(points), options)
     if options.leave_out == "engine":
         problem = "engine is for point tables; runs are of one engine"
@@ -71,6 +74,16 @@ def fidelity_command(options: FidelityOptions) -> int:
         ),
         options,
     )
+
+
+def _refuse_of_runs(options: FidelityOptions) -> None:
+    """Raises InputError for an option that tables of points, which stand alone, do not read."""
+    plain = FidelityOptions(directory=options.directory)
+    given = {"--seeds": options.seeds != plain.seeds, "--rounds": options.rounds != plain.rounds}
+    for option, is_given in given.items():
+        if is_given:
+            problem = "is for measured runs; these are tables of points"
+            raise InputError(str(options.directory), None, option, problem)
 
 
 def _told_points(points: PointBoard) -> Reply:
