@@ -194,15 +194,16 @@ def model_from_file(path: Path, base: str = "") -> EngineModel:
     for about in LEARNED_TABLES:
         table.pop(about, None)  # emu/latency/posterior.py and emu/apps/learn/session.py read them
     table.pop("base", None)
-    before = BUNDLES[base_of(path) or base or engine_named("vllm").label].model
+    label = base_of(path) or base or engine_named("vllm").label
+    before = BUNDLES[label].model
     try:
         values = {**msgspec.to_builtins(before), "name": path.stem, **table}
         model = msgspec.convert(values, prepared(EngineModel))
     except msgspec.ValidationError as error:
         raise InputError(str(path), None, "", str(error)) from None
-    label = base_of(path) or base or engine_named("vllm").label
+    read = msgspec.structs.asdict(model)
     for key in table:
-        _check(path, key, msgspec.structs.asdict(model)[key], engine_words(label)[0])
+        _check(path, key, read[key], engine_words(label)[0])
     return model
 
 
@@ -212,7 +213,7 @@ def _check(path: Path, key: str, value: object, engine: str) -> None:
     if engine not in owners:
         problem = f"a constant of {' and '.join(owners)}, not of {engine}"
         raise InputError(str(path), None, key, problem)
-    if isinstance(value, bool | str) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return
     least, most = bounds_of(key)
     if not least <= value <= most:  # nan is nowhere

@@ -6,7 +6,7 @@ The rim: options, tables, files. Owns no rule of comparison.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from emu.apps.fidelity.board import Row, Task, answers, has_runs, rows_of, runs_below, tasks_of
@@ -38,14 +38,14 @@ def fidelity_command(options: FidelityOptions) -> int:
     asked = {"--leave-out": options.leave_out == "run", "--fit": options.fit is not None}
     asked |= {"--learn": bool(options.learn), "--prior": options.prior is not None}
     has_points = not any(asked.values())
-    if directory.is_file() and not has_points:
-        option = next(option for option, is_given in asked.items() if is_given)
-        problem = "is for measured runs; this is a table of points"
-        raise InputError(str(directory), None, option, problem)
+    if directory.is_file():
+        _refuse_given(directory, asked)
     if has_points and tables_below(directory):
         are_alone = options.leave_out == "engine" or directory.is_file() or not has_runs(directory)
         if are_alone:
-            _refuse_of_runs(options)
+            plain = FidelityOptions(directory=directory)
+            seeds, rounds = options.seeds != plain.seeds, options.rounds != plain.rounds
+            _refuse_given(directory, {"--seeds": seeds, "--rounds": rounds})
         points = point_board(options)
         if are_alone:
             return tell(_told_points(points), options)
@@ -76,14 +76,12 @@ def fidelity_command(options: FidelityOptions) -> int:
     )
 
 
-def _refuse_of_runs(options: FidelityOptions) -> None:
-    """Raises InputError for an option that tables of points, which stand alone, do not read."""
-    plain = FidelityOptions(directory=options.directory)
-    given = {"--seeds": options.seeds != plain.seeds, "--rounds": options.rounds != plain.rounds}
-    for option, is_given in given.items():
+def _refuse_given(directory: Path, asked: Mapping[str, bool]) -> None:
+    """Raises InputError for the first of these options that is given: points do not read it."""
+    for option, is_given in asked.items():
         if is_given:
-            problem = "is for measured runs; these are tables of points"
-            raise InputError(str(options.directory), None, option, problem)
+            problem = "is for measured runs; this is a table of points"
+            raise InputError(str(directory), None, option, problem)
 
 
 def _told_points(points: PointBoard) -> Reply:

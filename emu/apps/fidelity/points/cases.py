@@ -19,7 +19,6 @@ from emu.apps.fidelity.points.apart import as_launched
 from emu.apps.fidelity.points.recipes import Recipe, recipe_of
 from emu.apps.fidelity.points.table import PRECISIONS, Point, Servers
 from emu.catalogue.checkpoints import split_name
-from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import weight_bytes
@@ -60,11 +59,7 @@ TTFT falls from 35 to 24 %). TensorRT-LLM's rows miss nothing."""
 TOKEN: Final = "latency.prompt_token_us"
 HANDOVER: Final = "network.connector_us"
 """Names of the two, where a job has its own values of them (`Job.constants`)."""
-_FIGURES: Final = tuple(
-    key
-    for key in GpuTable.__struct_fields__
-    if key in GpuSpec.__struct_fields__ and key not in ("name", "like")
-)
+_FIGURES: Final = tuple(key for key in GpuTable.__struct_fields__ if key not in ("name", "like"))
 _NIC_GBPS: Final = 400
 """Between machines: an adapter of 400 Gbit/s for each GPU."""
 _LATENT_NIC_GBPS: Final = 100

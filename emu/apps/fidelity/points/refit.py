@@ -227,13 +227,14 @@ def _slopes(jobs: Sequence[Job], run: Run) -> Slopes:
     ]
     here = {one.point_id: one for one in run(fitted)}
     models = [model_of(job.point, job.configs) for job in fitted]
+    values = {engine: shipped(engine) for engine in CONSTANTS}
     found: Slopes = {job.point.point_id: {} for job in fitted}
     for constant in sorted({one for every in CONSTANTS.values() for one in every}, key=_name):
         moved, steps = [], {}
         for job, model in zip(fitted, models, strict=True):
             engine = job.point.engine
             if constant in CONSTANTS[engine] and constant.shows(job, model):
-                value = shipped(engine)[constant.name]
+                value = values[engine][constant.name]
                 steps[job.point.point_id] = step = _STEP * value
                 moved.append(
                     msgspec.structs.replace(job, constants=_typed({constant.name: value + step}))
